@@ -18,7 +18,7 @@ from cepo.metrics import Metric, Metrics, fraction, max_value, mean_of, mean_val
 from cepo.sections.declaring import Count, Positive, section
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int64
+    from jaxtyping import Bool, Float, Int32, Int64
     from torch import Tensor
 
 __all__ = [
@@ -76,14 +76,14 @@ class DivergenceConfig:
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rollout:
     """One sampled response of a group, with the data by which references are chosen."""
 
     index: int  # position in generation order within the group, fixed before any balancing or batching
     reward: float  # the total reward (`overall`)
     correct: bool  # whether the verifier accepts the response
-    response_ids: tuple[int, ...]  # without the end-of-turn token
+    response_ids: Int32[Tensor, " L"]  # without the end-of-turn token
     answer: str | None  # the extracted final answer, None if nothing can be extracted
     answer_equals_ground_truth: bool  # as the grader judges, also if `answer` is a rounding of the ground truth
     answer_value: str | None = None  # the same text for answers of equal value; None: only the spelling counts

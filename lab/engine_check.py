@@ -161,7 +161,7 @@ class EngineCheck:
         settings = SamplingSettings(num_samples=SAMPLES, max_response_length=self._response)
         self._groups = self._engine.generate(self._requests, settings)
         assert [len(group) for group in self._groups] == [SAMPLES] * len(self._requests)
-        sampled = [one.response_ids for group in self._groups for one in group]
+        sampled = [tuple(one.response_ids.tolist()) for group in self._groups for one in group]
         assert len(set(sampled)) > 1, "all responses are the same"
         banned = set(self._processing.banned_token_ids) - set(self._processing.eos_token_ids)
         assert not banned & {token for response in sampled for token in response}, "a banned token was sampled"

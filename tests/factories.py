@@ -30,7 +30,7 @@ def rollout(
         index=index,
         reward=reward,
         correct=correct,
-        response_ids=tuple(ids),
+        response_ids=torch.tensor(list(ids), dtype=torch.int32),
         answer=answer,
         answer_equals_ground_truth=correct if equal is None else equal,
     )
@@ -50,9 +50,7 @@ def rollouts_of(tokens: Sequence[Sequence[int]], rewards: Sequence[float] | None
         "step": 0,
         "problems": cast("Any", [None]),
         "prompts": cast("Any", [None]),
-        "generations": [
-            Generation(response_ids=tuple(each), log_probs=(0.0,) * len(each), finished=True) for each in tokens
-        ],
+        "generations": [Generation.of(each, [0.0] * len(each), finished=True) for each in tokens],
         "responses": [""] * len(tokens),
         "scores": [{"overall": reward} for reward in given],
         "correct": torch.tensor(given) == 1.0,

@@ -101,7 +101,7 @@ def mean_gap(
 
 
 def tokens(groups: Sequence[Sequence[Generation]]) -> list[list[tuple[int, ...]]]:
-    return [[sample.response_ids for sample in group] for group in groups]
+    return [[tuple(sample.response_ids.tolist()) for sample in group] for group in groups]
 
 
 def random_adapter(folder: Path, *, seed: int) -> tuple[Any, AdapterWeights]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource
 from cepo.errors import ConfigError
@@ -146,7 +146,7 @@ def _most_frequent_first(candidates: Sequence[Rollout]) -> list[Rollout]:
 
 def _has_source(rollout: Rollout, source: str) -> bool:
     """Returns whether the rollout has what `source` takes: a final answer, or tokens."""
-    return rollout.answer is not None if source == "peer_answer" else bool(rollout.response_ids)
+    return rollout.answer is not None if source == "peer_answer" else len(rollout.response_ids) > 0
 
 
 def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> Reference | None:
@@ -155,9 +155,10 @@ def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> Reference | No
         return None
     if source == "peer_answer":
         return Reference(text=rollout.answer, source_index=rollout.index)
-    tokens = rollout.response_ids
+    tokens: Any = rollout.response_ids  # torch leaves the type of tolist open
     if source == "peer_prefix":
         tokens = tokens[:num_tokens]
     elif source == "peer_suffix":
         tokens = tokens[-num_tokens:]
-    return Reference(token_ids=tokens, source_index=rollout.index)
+    token_ids: list[int] = tokens.tolist()
+    return Reference(token_ids=tuple(token_ids), source_index=rollout.index)

@@ -92,7 +92,7 @@ class _WithResponse:
         from cepo.rollout.generator import Generation
 
         ids = (*trainer.processing.encode_text(text), trainer.processing.eos_token_ids[0])
-        self._given = Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=True)
+        self._given = Generation.of(ids, [0.0] * len(ids), finished=True)
         self._backend = trainer.backend
 
     def generate(self, requests: Any, settings: Any, on_finished: object = None) -> list[list[Generation]]:

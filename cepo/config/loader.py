@@ -34,8 +34,13 @@ logger = logging.getLogger(__name__)
 _Keys = tuple[str, ...]
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
 _REFERENCE = re.compile(r"\$\{\s*([\w.-]+)\s*\}")
-# Runs with another trainer.seed alone would otherwise see the same rows and, at first, the same responses.
-_ONE_SEED: Tree = {"data": {"seed": "${trainer.seed}"}, "worker": {"rollout": {"seed": "${trainer.seed}"}}}
+_ONE_MACHINE: Tree = {"fsdp": {"fsdp_size": "${trainer.n_gpus_per_node}"}}
+# Runs with another trainer.seed alone would otherwise see the same rows and, at first, the same responses. Weights that
+# are sharded over machines would be gathered by the network between them, for each block in each pass.
+_DEFAULTS_FROM_OTHER_SETTINGS: Tree = {
+    "data": {"seed": "${trainer.seed}"},
+    "worker": {"rollout": {"seed": "${trainer.seed}"}, "actor": _ONE_MACHINE, "critic": _ONE_MACHINE},
+}
 
 
 def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunConfig:
@@ -58,7 +63,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     origins = Origins()
     for source in sources:
         origins.update(source.origins)
-    defaults = merged_trees(default_tree(RunSettings), _ONE_SEED)
+    defaults = merged_trees(default_tree(RunSettings), _DEFAULTS_FROM_OTHER_SETTINGS)
     merged = _merged(sources, defaults)
     with interrupts.loading():
         _load_plugins(merged, origins)

@@ -138,7 +138,7 @@ class FsdpConfig:
     """Rank 0 reads the weights and sends them to the other ranks; false: each rank reads them."""
     fsdp_size: Annotated[CountOrOff, NOT_DECISIVE] = -1
     """Number of devices the weights are sharded over, a divisor of all devices; the others hold replicas of the shards.
-    -1: all devices."""
+    -1: all devices; trainer.n_gpus_per_node if it is not set, so that weights are gathered within a machine."""
 
 
 @section

@@ -127,7 +127,7 @@ def _write_traces(
     for row, entries in truth.entries.items():
         number = row // rollouts.group_size
         problem = rollouts.problems[number]
-        token_ids = rollouts.generations[row].response_ids
+        token_ids: list[int] = rollouts.generations[row].response_ids.tolist()
         image: str | None = None
         if problem.images:
             image = f"images/{number}.png"
@@ -145,7 +145,7 @@ def _write_traces(
                 "reward": float(rollouts.rewards[row]),
                 "correct": bool(rollouts.correct[row]),
                 "tokens": processing.token_texts(token_ids),
-                "token_ids": list(token_ids),
+                "token_ids": token_ids,
                 "values": values,
                 "credit": credit,
                 "advantages": advantages,

@@ -82,7 +82,7 @@ def chosen_tokens(rollouts: Rollouts, *, num_responses: int, num_tokens: int, se
 def prefix_of(rollouts: Rollouts, row: int, length: int) -> Prefix:
     """Returns the first `length` tokens of the response in `row`."""
     problem = row // rollouts.group_size
-    tokens = rollouts.generations[row].response_ids[:length]
+    tokens = tuple(rollouts.generations[row].response_ids[:length].tolist())
     return Prefix(problem=problem, prompt_id=rollouts.problems[problem].prompt_id, tokens=tokens)
 
 
@@ -156,13 +156,7 @@ def kept_rollouts(folder: Path, session: Session) -> Rollouts:
         rows = list(read_objects(path, within=folder))
         generations: list[Generation] = []
         for row in rows:
-            generations.append(
-                Generation(
-                    response_ids=tuple(row["response_ids"]),
-                    log_probs=tuple(row["log_probs"]),
-                    finished=row["finished"],
-                )
-            )
+            generations.append(Generation.of(row["response_ids"], row["log_probs"], finished=row["finished"]))
         return Rollouts(
             step=0,
             problems=problems,
@@ -184,7 +178,9 @@ def _write_rollouts(path: Path, rollouts: Rollouts) -> None:
             {
                 "prompt_id": problem.prompt_id,
                 "response": rollouts.responses[row],
-                **dataclasses.asdict(generation),
+                "response_ids": generation.response_ids.tolist(),
+                "log_probs": generation.log_probs.tolist(),
+                "finished": generation.finished,
                 "scores": dict(rollouts.scores[row]),
                 "correct": bool(rollouts.correct[row]),
                 "baseline": float(rollouts.reward_baselines[row]),
@@ -266,7 +262,8 @@ class Continuations:
         for prefix, group in zip(prefixes, groups, strict=True):
             # Cutting equals sampling with the prefix's own limit: the noise does not depend on the limit.
             limit = longest - len(prefix.tokens)
-            responses.append([(prefix.problem, prefix.tokens + sample.response_ids[:limit]) for sample in group])
+            whole_responses = [(*prefix.tokens, *sample.response_ids[:limit].tolist()) for sample in group]
+            responses.append([(prefix.problem, tokens) for tokens in whole_responses])
         # Equal responses to a problem are graded once.
         distinct = list(dict.fromkeys(itertools.chain.from_iterable(responses)))
         correct = self._session.asker.verdicts([(rollouts.problems[problem], tokens) for problem, tokens in distinct])
@@ -279,7 +276,7 @@ class Continuations:
                     prefix=prefix.name,
                     length=len(prefix.tokens),
                     right="".join(verdicts),
-                    entropy=sum(-generation.log_probs[0] for generation in group) / len(group),
+                    entropy=sum(-float(generation.log_probs[0]) for generation in group) / len(group),
                     num_tokens=sum(len(tokens) - len(prefix.tokens) for _, tokens in whole_responses),
                 )
             )

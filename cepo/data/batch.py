@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, TypedDict
+from typing import Literal, Self, TypeAlias, TypedDict
 
+import numpy
 from jaxtyping import Bool, Float
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from cepo.files.trees import Tree
@@ -18,8 +20,15 @@ from cepo.types import Distillation
 OWN_VIEW = ""
 """The view of rows with the student's own prompt."""
 
+TokenIds: TypeAlias = NDArray[numpy.int32]
+"""Tokens of a response. A step can have 10**8 of them, and a Python integer takes eight times the memory."""
+
 RowName = tuple[str, int | None]
 """A pair (view, index of the response in its step); the index is None for a row that is never looked up."""
+
+
+def token_array(tokens: ArrayLike) -> TokenIds:
+    return numpy.asarray(tokens, dtype=numpy.int32)
 
 
 class ScoringOptions(TypedDict, total=False):
@@ -34,12 +43,12 @@ class ScoringOptions(TypedDict, total=False):
     for rows whose states were kept `as_reference`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ScoringRow:
     """A response after a context. Rows of one prompt share the context object, and with it the images."""
 
     context: EncodedPrompt
-    response_ids: tuple[int, ...]
+    response_ids: TokenIds
     prompt: int = 0  # its index in its step; one device processes all rows of a prompt, whatever their context
     row: int | None = None  # the response's index in its step
     view: str = OWN_VIEW  # the method's view that the context belongs to

@@ -15,6 +15,7 @@ from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.readings import Readings, possible_rows, readings_of
 from cepo.algorithms.token_batches import at_last_token
 from cepo.config.worker_schema import RewardConfig
+from cepo.data.batch import token_array
 from cepo.data.contexts import ReferenceTexts, mask_for
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
@@ -186,7 +187,7 @@ class Credit:
                     ground_truth=rows[members[0]].ground_truth,
                     solution=rows[members[0]].solution,
                     responses=[self.texts.decode(rows[row].response_ids) for row in members],
-                    response_ids=[rows[row].response_ids for row in members],
+                    response_ids=[token_array(rows[row].response_ids) for row in members],
                     rewards=[float(rewards[row]) for row in members],
                     correct=[bool(correct[row]) for row in members],
                 )

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
+import numpy
+from numpy.typing import ArrayLike, NDArray
 from PIL.Image import Image
 from torch import Tensor
 
 from cepo.config.worker_schema import RolloutConfig
+from cepo.data.batch import TokenIds, token_array
 from cepo.errors import EngineError
 from cepo.files.trees import Tree
 from cepo.sections.declaring import Count, Natural, section
@@ -73,13 +76,22 @@ class GenerationRequest:
     image_source: ImageSource | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Generation:
     """One sampled response."""
 
-    response_ids: tuple[int, ...]  # including the end-of-turn token if one was sampled
-    log_probs: tuple[float, ...]  # of each token in nats, under the whole unfiltered distribution at temperature 1
+    response_ids: TokenIds  # including the end-of-turn token if one was sampled
+    log_probs: NDArray[numpy.float32]  # of each token in nats, under the unfiltered distribution at temperature 1
     finished: bool  # False if the length limit cut the response
+    text: str | None = None  # decoded by the process that sampled it; None: by whoever needs it
+
+    @classmethod
+    def of(cls, response_ids: ArrayLike, log_probs: ArrayLike, *, finished: bool) -> Self:
+        return cls(
+            response_ids=token_array(response_ids),
+            log_probs=numpy.asarray(log_probs, dtype=numpy.float32),
+            finished=finished,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +152,8 @@ class Sampler(Protocol):
     ) -> list[list[Generation]]:
         """Samples `settings.num_samples` responses for each request, in the order of the requests.
 
-        `on_finished` is called once per request, as soon as all its responses are complete; a backend need not call it.
+        `on_finished` is called once per request, as soon as all its responses are complete. Every engine calls it; a
+        sampler that changes the responses of another need not.
         An exception from it ends the call, but the engine remains usable. Raises `EngineError`: a prompt is too long, or the
         engine failed.
         """

@@ -80,9 +80,7 @@ class TransformersGenerator:
             batch = self._decoded_batch(rows, settings)
             while batch:
                 for row in batch:
-                    generation = Generation(
-                        response_ids=tuple(row.tokens), log_probs=tuple(row.log_probs), finished=row.finished
-                    )
+                    generation = Generation.of(row.tokens, row.log_probs, finished=row.finished)
                     results[row.request].append(generation)
                 progress.update(copies * len(batch))
                 for index in sorted({row.request for row in batch}):

@@ -267,10 +267,9 @@ def _prompt(request: GenerationRequest) -> Any:
 
 
 def _generation(output: CompletionOutput) -> Generation:
-    token_ids = tuple(output.token_ids)
     flat: Any = output.logprobs
-    assert tuple(flat.token_ids) == token_ids, "one log-prob is requested for each token, its own"
-    return Generation(response_ids=token_ids, log_probs=tuple(flat.logprobs), finished=output.finish_reason == "stop")
+    assert list(flat.token_ids) == list(output.token_ids), "one log-prob is requested for each token, its own"
+    return Generation.of(flat.token_ids, flat.logprobs, finished=output.finish_reason == "stop")
 
 
 def _prepared(llm: LLM, prompts: Sequence[object]) -> Iterator[Any]:

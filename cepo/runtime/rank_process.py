@@ -18,6 +18,7 @@ from typing import NamedTuple
 import ray
 import torch
 import torch.distributed as dist
+from ray.util.queue import Queue
 from transformers.utils.logging import disable_progress_bar
 
 from cepo.data.image_store import ImageStore
@@ -26,6 +27,7 @@ from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch, reserve_memory_in_growing_segments
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import load_processing
+from cepo.runtime.arrivals import reporter
 from cepo.runtime.dispatch import Receiver, encode
 from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
 from cepo.workers.memory import require_memory
@@ -72,6 +74,8 @@ class RankProcess:
         self._log_file = log_file
         self._worker: Worker | None = None
         self._receiver: Receiver | None = None
+        self._arrivals: Queue | None = None
+        self._rank = 0
 
     def location(self, probe: str, seconds: float) -> RankLocation:
         """Returns where the process is; the driver's file `probe` may take some seconds to appear on network storage."""
@@ -86,8 +90,13 @@ class RankProcess:
         return RankLocation(ray.util.get_node_ip_address(), os.getpid(), free_port, sees_probe)
 
     @_failure_in_log()
-    def build(self, content: bytes, meeting: Meeting) -> bytes:
-        """Joins the other ranks and builds the worker; answers with its generator's name and if it can read images."""
+    def build(self, content: bytes, meeting: Meeting, arrivals: Queue | None = None) -> bytes:
+        """Joins the other ranks and builds the worker; answers with its generator's name and if it can read images.
+
+        Finished groups of responses are put into `arrivals`.
+        """
+        self._arrivals = arrivals
+        self._rank = meeting.rank
         self._speak_into_log()
         reserve_memory_in_growing_segments()
         require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
@@ -106,10 +115,21 @@ class RankProcess:
     def call(self, method: str, message: bytes) -> bytes:
         """Calls a method of the worker with the arguments in `message`."""
         assert self._worker is not None and self._receiver is not None, "the worker is built before it is called"
-        if method == "generate":  # a step begins
-            self._receiver.forget()
         arguments, keywords = self._receiver.decode(message)
         return encode(getattr(self._worker, method)(*arguments, **keywords))
+
+    @_failure_in_log()
+    def generate(self, message: bytes, call: int, *, reports: bool) -> bytes:
+        """Samples responses to the requests in `message`, and `reports` each group as it finishes; answers with None.
+
+        Ranks that share an engine get the same requests, and only one of them reports.
+        """
+        assert self._worker is not None and self._receiver is not None, "the worker is built before it is called"
+        assert self._arrivals is not None, "the driver gives the queue when it builds the worker"
+        self._receiver.forget()  # a step begins
+        requests, settings = self._receiver.decode(message)
+        self._worker.generate(requests, settings, reporter(self._arrivals, call, self._rank) if reports else None)
+        return encode(None)
 
     def _speak_into_log(self) -> None:
         file = Path(self._log_file)

@@ -25,6 +25,7 @@ from cepo.models.inputs import ImageSource
 from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.run_folder.layout import LOGS_FOLDER, require_own_records
 from cepo.runtime import dispatch
+from cepo.runtime.arrivals import Arrivals, Arrived
 from cepo.runtime.cluster import connect, reserve, worker_environment
 from cepo.runtime.dispatch import Sender, encode
 from cepo.runtime.rank_process import Meeting, RankLocation, RankProcess
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 _GRACE_SECONDS = 20.0  # to wait after one rank's exception for the death of another rank, which may be its cause
 _STORAGE_SECONDS = 60.0  # for a new file to appear on a network file system
 _LOOK_SECONDS = 5.0  # between looks at the clock
+_LOOK_AT_ARRIVALS_SECONDS = 0.5  # a group is sampled for many times this
 
 
 class Ranks:
@@ -57,6 +59,7 @@ class Ranks:
         self.locations: list[RankLocation] = []
         self.answers: list[Any] = []
         self._group, resources = reserve(trainer)
+        self._arrivals = Arrivals()
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
         self._processes: list[Any] = []
         for rank, log in enumerate(self._logs):
@@ -80,15 +83,13 @@ class Ranks:
         calls: list[object] = []
         for rank, process in enumerate(self._processes):
             meeting = Meeting(rank, self.number, first.machine, first.free_port, meeting_seconds)
-            calls.append(process.build.remote(content, meeting))
+            calls.append(process.build.remote(content, meeting, self._arrivals.queue))
         logs = self._logs[0].parent
         with phase(f"{self.number} workers load the model and start their engines; their logs are in {logs}"):
             return self._answers(calls, what="building its worker", seconds=self._trainer.start_timeout_seconds)
 
-    def call(
-        self, method: str, messages: Sequence[bytes], *, arrived: Callable[[int, Any], None] | None = None
-    ) -> list[Any]:
-        """Calls a worker method on all ranks and returns each rank's result, which `arrived` gets as soon as it arrives.
+    def call(self, method: str, messages: Sequence[bytes]) -> list[Any]:
+        """Calls a worker method on all ranks and returns each rank's result.
 
         Raises:
             WorkerLostError: a process died, or did not finish within `trainer.stage_timeout_seconds`.
@@ -98,15 +99,33 @@ class Ranks:
         calls: list[object] = []
         for process, message in zip(self._processes, messages, strict=True):
             calls.append(process.call.remote(method, message))
-        return self._answers(calls, what=f"the call `{method}`", seconds=seconds, arrived=arrived)
+        return self._answers(calls, what=f"the call `{method}`", seconds=seconds)
+
+    def generate(self, messages: Sequence[bytes], *, ranks_per_engine: int, arrived: Arrived) -> None:
+        """Samples on all ranks; `arrived` gets each group of responses as soon as it is finished. Raises as `call`."""
+        number = self._arrivals.begin()
+        calls: list[object] = []
+        for rank, (process, message) in enumerate(zip(self._processes, messages, strict=True)):
+            reports = rank % ranks_per_engine == 0
+            calls.append(process.generate.remote(message, number, reports=reports))
+
+        def take_arrivals() -> None:
+            self._arrivals.take(arrived)
+
+        seconds = self._trainer.stage_timeout_seconds
+        self._answers(calls, what="the call `generate`", seconds=seconds, meanwhile=take_arrivals)
+        take_arrivals()
 
     def end(self) -> None:
         """Releases the devices; within a second Ray then kills all processes there by SIGKILL, even stopped ones."""
         remove_placement_group(self._group)
+        self._arrivals.close()
 
     def _answers(
-        self, calls: Sequence[object], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
+        self, calls: Sequence[object], *, what: str, seconds: float, meanwhile: Callable[[], None] | None = None
     ) -> list[Any]:
+        """Waits for the calls and returns their results; until then it calls `meanwhile` every moment."""
+        look_seconds = _LOOK_SECONDS if meanwhile is None else _LOOK_AT_ARRIVALS_SECONDS
         start = time.monotonic()
         last_message = start
         deadline = start + seconds
@@ -115,9 +134,11 @@ class Ranks:
         pending = {call: rank for rank, call in enumerate(calls)}
         while pending:
             remaining_seconds = deadline - time.monotonic()
-            ready, _ = ray.wait(list(pending), timeout=min(max(remaining_seconds, 0.0), _LOOK_SECONDS))
-            if not ready and remaining_seconds <= _LOOK_SECONDS:
+            ready, _ = ray.wait(list(pending), timeout=min(max(remaining_seconds, 0.0), look_seconds))
+            if not ready and remaining_seconds <= look_seconds:
                 break
+            if meanwhile is not None:
+                meanwhile()
             if time.monotonic() - last_message >= SECONDS_BETWEEN_LINES:
                 last_message = time.monotonic()
                 waited = last_message - start
@@ -132,9 +153,6 @@ class Ranks:
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
                 except RayError as error:
                     raise self._lost(rank, what, error) from error
-                else:
-                    if arrived is not None:
-                        arrived(rank, results[rank])
         if failures:
             raise self._failed(failures, what, waiting=sorted(pending.values()))
         if pending:
@@ -240,17 +258,20 @@ class RayBackend:
         self._begin_step()
         size = self._ranks_per_engine  # neighbouring ranks, which get the same requests and give the same responses
         indices = dispatch.request_indices(requests, settings, self.ranks.number // size)
-        arguments: list[tuple[Any, ...]] = []
+        messages: list[object] = []
         for part in dispatch.take(requests, indices):
-            arguments += [(part, settings)] * size
+            messages += [(part, settings)] * size
 
-        def arrived(rank: int, groups: Sequence[list[Generation]]) -> None:
-            if on_finished is not None and rank % size == 0:
-                for index, group in zip(indices[rank // size], groups, strict=True):
-                    on_finished(index, group)
+        groups: list[list[Generation]] = [[] for _ in requests]
 
-        answers = self.call("generate", arguments, arrived=arrived)
-        return dispatch.in_order(answers[::size], indices)
+        def arrived(rank: int, number: int, group: list[Generation]) -> None:
+            index = indices[rank // size][number]
+            groups[index] = group
+            if on_finished is not None:
+                on_finished(index, group)
+
+        self.ranks.generate(self._encoded(messages), ranks_per_engine=size, arrived=arrived)
+        return groups
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         return self._pass("score", rows, **options)
@@ -303,20 +324,18 @@ class RayBackend:
     def _everywhere(self, method: str, *arguments: object) -> None:
         self.call(method, [arguments] * self.ranks.number)
 
-    def call(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]],
-        arrived: Callable[[int, Any], None] | None = None,
-        **keywords: Any,
-    ) -> list[Any]:
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]], **keywords: Any) -> list[Any]:
         """Calls a worker method on every rank with its own arguments and common keywords; see `Ranks.call`."""
+        return self.ranks.call(method, self._encoded([(own_arguments, keywords) for own_arguments in arguments]))
+
+    def _encoded(self, contents: Sequence[object]) -> list[bytes]:
+        """Returns the message to each rank, and counts its bytes."""
         messages: list[bytes] = []
-        for rank, (sender, rank_arguments) in enumerate(zip(self._senders, arguments, strict=True)):
-            message = sender.encode((rank_arguments, keywords))
+        for rank, (sender, content) in enumerate(zip(self._senders, contents, strict=True)):
+            message = sender.encode(content)
             self._bytes[rank] += len(message)
             messages.append(message)
-        return self.ranks.call(method, messages, arrived=arrived)
+        return messages
 
     def _work(self) -> Metrics:
         metrics = {

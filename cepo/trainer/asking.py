@@ -71,9 +71,9 @@ class Asker:
                 texts: list[str] = []
                 inputs: list[Tree] = []
                 for generation in group:
-                    text = self._decoded(generation.response_ids)
+                    text = self._text(generation)
                     texts.append(text)
-                    inputs.append(self._input(problems[index], text, generation.response_ids))
+                    inputs.append(self._input(problems[index], text, len(generation.response_ids)))
                 responses[index] = texts
                 stream.add(index, inputs)
 
@@ -86,7 +86,7 @@ class Asker:
             self._clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
             with self._clock.stage("reward"):
                 for index, group in enumerate(groups):
-                    if index not in stream:  # a backend need not report finished groups
+                    if index not in stream:  # not every sampler reports finished groups
                         begin(index, group)
                 outcome = stream.outcome()
                 correct = self._correct(outcome)
@@ -127,12 +127,12 @@ class Asker:
 
     def verdicts(self, responses: Sequence[tuple[Problem, Sequence[int]]]) -> Tensor:
         """Rewards given responses' tokens and returns (B,) whether each is right; raises `RewardError` as `ask` does."""
-        inputs = [self._input(problem, self._decoded(tokens), tokens) for problem, tokens in responses]
+        inputs = [self._input(problem, self._decoded(tokens), len(tokens)) for problem, tokens in responses]
         return self._correct(self._rewards.score(inputs))
 
-    def _input(self, problem: Problem, text: str, tokens: Sequence[int]) -> Tree:
+    def _input(self, problem: Problem, text: str, num_tokens: int) -> Tree:
         judged = self._processing.prefilled + text  # the `<think>` of a template is a part of what it began
-        return reward_input(problem, judged, len(tokens), self._rewards.needs_images)
+        return reward_input(problem, judged, num_tokens, self._rewards.needs_images)
 
     def _correct(self, outcome: RewardOutcome) -> Tensor:
         """Returns (B,) whether `correct_key` of each score, or the total reward without such a field, is high enough."""
@@ -147,6 +147,12 @@ class Asker:
             )
         decisive_key = key if num_present else "overall"
         return torch.tensor([score[decisive_key] >= self._algorithm.correct_threshold for score in scores])
+
+    def _text(self, generation: Generation) -> str:
+        """Returns a response's text, which the ranks of a run have decoded."""
+        if generation.text is not None:
+            return generation.text
+        return self._decoded(generation.response_ids.tolist())
 
     def _decoded(self, response_ids: Sequence[int]) -> str:
         return self._processing.decode(response_ids, skip_special_tokens=self._worker.reward.skip_special_tokens)

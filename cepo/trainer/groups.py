@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy
+import torch
+
 from cepo.algorithms.references import wrong_reference, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig
+from cepo.data.batch import TokenIds, token_array
 from cepo.data.contexts import sanitise_reference
 from cepo.metrics import Metrics, fraction
 from cepo.models.text_codec import TextCodec
@@ -23,7 +27,7 @@ class PromptResponses:
     ground_truth: str
     solution: str | None  # worked, of the dataset
     responses: Sequence[str]
-    response_ids: Sequence[tuple[int, ...]]
+    response_ids: Sequence[TokenIds]
     rewards: Sequence[float]
     correct: Sequence[bool]
 
@@ -64,6 +68,7 @@ def described_groups(
     be shown to a teacher as wrong. Answers are sanitised here, so that one that becomes empty is no candidate. With
     `with_values`, wrong answers get the value by which `negative.select=most_frequent` counts them.
     """
+    end_of_turn = token_array(codec.eos_token_ids)
     answers = _final_answers(prompts, pool, codec)
     equals_truth, values = _judged_wrong_answers(prompts, answers, pool, with_values=with_values)
     groups: list[RolloutGroup] = []
@@ -76,7 +81,7 @@ def described_groups(
                     index=index,
                     reward=prompt.rewards[index],
                     correct=prompt.correct[index],
-                    response_ids=tuple(token for token in response_ids if token not in codec.eos_token_ids),
+                    response_ids=torch.as_tensor(response_ids[~numpy.isin(response_ids, end_of_turn)]),
                     answer=answers[row],
                     answer_equals_ground_truth=equals_truth.get(row, prompt.correct[index]),
                     answer_value=values.get(row),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cepo.config.schema import TrainerConfig
+from cepo.data.batch import TokenIds
 from cepo.errors import EngineError
 from cepo.metrics import Metric, Metrics, fraction, max_value, sum_value
 from cepo.trainer.batches import ScoredBatch
@@ -93,8 +94,14 @@ class Health:
 
     def _count_nonfinite(self, name: str, tensors: Sequence[Tensor], response_mask: Tensor) -> None:
         """Counts response tokens with a value that is not finite in one of the (B, T) tensors, which is a fault."""
-        is_broken = torch.stack([~torch.isfinite(tensor) for tensor in tensors]).any(dim=0)
-        number = int((is_broken & response_mask).sum())
+        broken: list[Tensor] = []  # hardly ever any, and each is as large as the batch
+        for tensor in tensors:
+            is_finite = torch.isfinite(tensor)
+            if not is_finite.all():
+                broken.append(~is_finite)
+        number = 0
+        if broken:
+            number = int((torch.stack(broken).any(dim=0) & response_mask).sum())
         self.metrics[f"health/nonfinite_{name}"] = sum_value(number)
         if number:
             self._faults[name] = f"{number} {name.replace('_', '-')} are not finite"
@@ -214,7 +221,7 @@ class Health:
         self._reported |= self._faults.keys()
 
 
-def _repeats_one_token(ids: tuple[int, ...]) -> bool:
+def _repeats_one_token(ids: TokenIds) -> bool:
     """Returns whether the second half of a response, without its last token, repeats one token often enough."""
     half = ids[len(ids) // 2 : -1]
-    return len(half) >= _SHORTEST_REPETITION and len(set(half)) == 1
+    return len(half) >= _SHORTEST_REPETITION and bool((half == half[0]).all())

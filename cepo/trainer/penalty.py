@@ -21,7 +21,7 @@ def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
     """Compares log-probs of engine and trainer at temperature 1, that of the engine's, for runs with another one."""
     first_rows = range(0, len(rollouts.generations), rollouts.group_size)[:PROMPTS_COMPARED]
     scored = backend.score([rollouts.scoring_row(row) for row in first_rows], temperature=1.0)
-    sampled = [torch.tensor(rollouts.generations[row].log_probs) for row in first_rows]
+    sampled = [torch.as_tensor(rollouts.generations[row].log_probs) for row in first_rows]
     # All responses one after the other make one row, (1, tokens), without padding.
     trainers = torch.cat(scored).unsqueeze(0)
     engines = torch.cat(sampled).unsqueeze(0)

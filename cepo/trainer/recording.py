@@ -102,7 +102,7 @@ def _rollout_record(
 ) -> RolloutRecord:
     rollouts = batch.rollouts
     generation = rollouts.generations[row]
-    tokens = generation.response_ids
+    tokens: list[int] = generation.response_ids.tolist()
 
     def listed(values: Tensor | None) -> list[float] | None:
         return None if values is None else [float(value) for value in values[row, : len(tokens)]]

@@ -61,7 +61,7 @@ class Rollouts:
     @cached_property
     def sampled_log_probs(self) -> Tensor:
         """(B, T) the rollout engine's own log-probs of the sampled tokens, 0 on padding."""
-        return self.padded([generation.log_probs for generation in self.generations])
+        return self.padded([torch.as_tensor(generation.log_probs) for generation in self.generations])
 
     @cached_property
     def token_level_rewards(self) -> Tensor:
@@ -71,10 +71,11 @@ class Rollouts:
     def rows_of(self, number: int) -> range:
         return range(number * self.group_size, (number + 1) * self.group_size)
 
-    def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
+    def padded(self, rows: Sequence[Tensor]) -> Tensor:
         """Returns each row's values, one per response token, as a (B, T) tensor with 0 on padding."""
         result = torch.zeros(self.response_mask.shape)
-        result[self.response_mask] = torch.cat([torch.as_tensor(row, dtype=torch.float32) for row in rows])
+        for row, values in enumerate(rows):
+            result[row, : len(values)] = values
         return result
 
     def scoring_row(self, row: int, context: EncodedPrompt | None = None, *, view: str = OWN_VIEW) -> ScoringRow:

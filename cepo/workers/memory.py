@@ -178,6 +178,7 @@ class _Placement(NamedTuple):
     packed: int  # in 4 bits, on every device
     base: int  # of the model without the two above
     trained: int
+    shards: int  # devices that share the weights of one copy
     trained_per_device: int
     trained_bytes: int  # of one trained weight
     compute_bytes: int  # of one weight in the compute type
@@ -195,12 +196,16 @@ def _placement(config: RunConfig, settings: _Trained, shape: ModelShape, lora: L
         trained = shape.parameters - shape.vision
     else:
         trained = shape.parameters
+    num_shards = config.trainer.num_devices
+    if settings.fsdp.fsdp_size > 0:  # further devices hold copies
+        num_shards = min(settings.fsdp.fsdp_size, num_shards)
     return _Placement(
         whole=whole,
         packed=packed,
         base=shape.parameters - whole - packed,
         trained=trained,
-        trained_per_device=math.ceil(trained / config.trainer.num_devices),
+        shards=num_shards,
+        trained_per_device=math.ceil(trained / num_shards),
         trained_bytes=VALUE_BYTES[settings.fsdp.torch_dtype or "fp32"],
         compute_bytes=VALUE_BYTES[settings.fsdp.mp_param_dtype],
         on_device=0 if settings.fsdp.enable_cpu_offload else 1,
@@ -219,7 +224,7 @@ def _model_memory(
     sharded_bytes = placed.base * placed.trained_bytes
     if lora.rank > 0:
         sharded_bytes = placed.base * placed.compute_bytes + placed.trained * placed.trained_bytes
-    sharded_per_device = math.ceil(sharded_bytes / config.trainer.num_devices)
+    sharded_per_device = math.ceil(sharded_bytes / placed.shards)
     copied_per_device = 4 * copies * placed.trained_per_device
     packed_bytes = int(placed.packed * bytes_in_4_bits(double_quantization=lora.double_quantization))
     state_bytes = 8 if settings.optim.strategy == "adamw_bf16" else 2 * placed.trained_bytes
@@ -271,7 +276,7 @@ def _passes(
     gradients = placed.on_device * placed.trained_per_device * placed.trained_bytes
     stepping = gradients
     if settings.optim.strategy == "adamw_bf16":
-        largest_tensor = min(placed.trained_per_device, shape.vocabulary * shape.text_stack.hidden // devices)
+        largest_tensor = min(placed.trained_per_device, shape.vocabulary * shape.text_stack.hidden // placed.shards)
         stepping = placed.on_device * 24 * largest_tensor
     gathered_weights = placed.base
     if settings.fsdp.enable_full_shard:

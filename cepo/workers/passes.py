@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from cepo.config.worker_schema import ActorConfig, CriticConfig
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import ScoringRow, token_array
 from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.models.processing import Processing
 from cepo.models.segments import SegmentLayout
@@ -143,7 +143,7 @@ def plan_forest(
     identities = _Identities(placeholders)
     contexts: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
-        assert row.context.token_ids and row.response_ids, f"row {index} has no context or no response"
+        assert row.context.token_ids and len(row.response_ids) > 0, f"row {index} has no context or no response"
         contexts.setdefault(identities.of(row.context), []).append(index)
     planner = _Planner(rows, min_shared)
     if contexts:
@@ -419,7 +419,7 @@ def _filler(token_ids: tuple[int, ...], images: ImageInputs | None) -> ScoringRo
     """Returns a row of as few tokens as possible."""
     filler_ids = (_ANY_TOKEN, *token_ids)
     context = EncodedPrompt(token_ids=filler_ids, engine_ids=filler_ids, images=images)
-    return ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
+    return ScoringRow(context=context, response_ids=token_array([_ANY_TOKEN]))
 
 
 def by_length(rows: Sequence[ScoringRow]) -> list[int]:

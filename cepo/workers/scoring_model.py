@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -88,7 +89,7 @@ def collate(
         if id(context) not in context_positions:
             context_positions[id(context)] = processing.positions(context)
         positions = sequence_positions(context_positions[id(context)], len(row.response_ids))  # (3, L of the row)
-        token_ids = (*context.token_ids, *row.response_ids)
+        token_ids = (*context.token_ids, *row.response_ids.tolist())
         end = begin + len(segment)
         input_ids[begin:end] = torch.tensor(token_ids[segment.start : segment.stop])
         position_ids[:, begin:end] = positions[:, segment.start : segment.stop]
@@ -98,14 +99,12 @@ def collate(
             images.setdefault(key, context.images)
             units = processing.images.units_inside(context.token_ids, context.images, segment.start, segment.stop)
             image_order.extend((key, unit) for unit in units)
-    targets: list[int] = []
-    for row in rows:
-        targets += row.response_ids
+    targets = numpy.concatenate([row.response_ids for row in rows])
     return CollatedRows(
         input_ids=input_ids.view(num_rows, length).to(device),
         position_ids=position_ids.view(3, num_rows, length).to(device),
         response_index=torch.cat(places.response_index).to(device),
-        targets=torch.tensor(targets).to(device),
+        targets=torch.from_numpy(targets).long().to(device),
         images=MappingProxyType(images),
         image_order=tuple(image_order),
         segments=places.layout,

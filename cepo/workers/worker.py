@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
@@ -76,6 +76,8 @@ class Worker:
 
     def __init__(self, facts: WorkerFacts, processing: Processing) -> None:
         settings = facts.worker
+        self._processing = processing
+        self._skips_special_tokens = settings.reward.skip_special_tokens
         self._merges_adapter = settings.rollout.merge_lora
         self._saves_weights_only = facts.trainer.save_model_only
         longest_row = facts.data.max_prompt_length + facts.data.max_response_length
@@ -119,7 +121,21 @@ class Worker:
             model.rest()
         if not requests:
             return []
-        return self.generator.generate(requests, settings, on_finished)
+        groups: list[list[Generation]] = [[] for _ in requests]
+
+        def decode(index: int, group: Sequence[Generation]) -> None:
+            """Adds the texts while other responses are being sampled."""
+            groups[index] = [self._with_text(generation) for generation in group]
+            if on_finished is not None:
+                on_finished(index, groups[index])
+
+        self.generator.generate(requests, settings, decode)
+        return groups
+
+    def _with_text(self, generation: Generation) -> Generation:
+        tokens = generation.response_ids.tolist()
+        text = self._processing.decode(tokens, skip_special_tokens=self._skips_special_tokens)
+        return replace(generation, text=text)
 
     def _end_sampling(self) -> None:
         """Lets the generator rest, and begins to watch the memory's peak if it has sampled since the last pass."""

@@ -34,7 +34,7 @@ def build_rows(
     """Returns, for each context, the rows of all groups; every group has its own image and random words."""
     import torch
 
-    from cepo.data.batch import ScoringRow
+    from cepo.data.batch import ScoringRow, token_array
     from cepo.models.families import GridReader
     from cepo.models.inputs import EncodedPrompt, ImageInputs
 
@@ -56,7 +56,7 @@ def build_rows(
         for number in range(contexts):
             ids = (*begin, *(words(HINT_TOKENS) if number else ()), *end)
             context = EncodedPrompt(token_ids=ids, engine_ids=ids, images=images)
-            rows[number] += [ScoringRow(context=context, response_ids=response) for response in responses]
+            rows[number] += [ScoringRow(context=context, response_ids=token_array(response)) for response in responses]
     return rows
 
 

@@ -42,7 +42,7 @@ class ChainOracle(GroupRelativeEstimator):
         assert group.solution is not None, "the chain world's data set has solutions"
         truth = steps_of(group.solution)
         for rollout in group.rollouts:
-            pieces = [_tokenizer().decode([token]) for token in rollout.response_ids]
+            pieces = [_tokenizer().decode([token]) for token in rollout.response_ids.tolist()]
             self._rows.append((steps_of("".join(pieces)), truth, pieces))
         return {"oracle": [None] * len(group.rollouts)}
 

@@ -143,8 +143,8 @@ def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
 FIRST = rollout(0, 1.0, "70", correct=True, ids=(10, 11, 12))
 SECOND = rollout(1, 0.9, "70", correct=True, ids=(20, 21))
 WRONG = rollout(2, 0.1, "40", ids=(30,))
-ONE = FIRST.response_ids
-TWO = SECOND.response_ids
+ONE = (10, 11, 12)
+TWO = (20, 21)
 PEER_FULL: dict[str, Any] = {"source": "peer_full", "exclude_self": True}
 
 

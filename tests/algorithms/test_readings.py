@@ -18,7 +18,12 @@ def group(number: int, *answers: str) -> RolloutGroup:
     """Wrong rollouts with these answers; the truth is 7."""
     rollouts = [
         Rollout(
-            index=index, reward=0.0, correct=False, response_ids=(1,), answer=answer, answer_equals_ground_truth=False
+            index=index,
+            reward=0.0,
+            correct=False,
+            response_ids=torch.tensor([1]),
+            answer=answer,
+            answer_equals_ground_truth=False,
         )
         for index, answer in enumerate(answers)
     ]

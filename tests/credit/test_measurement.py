@@ -33,7 +33,7 @@ from cepo.credit.truth import (
     needed_prefixes,
     prefix_of,
 )
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import ScoringRow, token_array
 from cepo.data.contexts import Problem
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import EncodedPrompt, ImageInputs
@@ -68,7 +68,7 @@ def rollouts_of(rewards: Sequence[float], responses: Sequence[tuple[int, ...]], 
             for number in range(len(responses) // group_size)
         ],
         prompts=[],
-        generations=[Generation(response_ids=ids, log_probs=(-1.0,) * len(ids), finished=True) for ids in responses],
+        generations=[Generation.of(ids, [-1.0] * len(ids), finished=True) for ids in responses],
         responses=["" for _ in responses],
         scores=[{"overall": float(reward)} for reward in rewards],
         correct=torch.tensor(rewards) > 0,
@@ -85,7 +85,7 @@ def test_equal_tokens_before_other_images_are_scored_separately() -> None:
     for brightness in (0.0, 1.0, 1.0):
         images = ImageInputs(tensors={"pixel_values": torch.full((1, 4), brightness)})
         context = EncodedPrompt(token_ids=(1, 2), engine_ids=(1, 2), images=images)
-        contents.append(agreement._content_of(ScoringRow(context=context, response_ids=(3,), row=0)))
+        contents.append(agreement._content_of(ScoringRow(context=context, response_ids=token_array([3]), row=0)))
     assert contents[0] != contents[1] == contents[2]
 
 
@@ -216,7 +216,7 @@ def rollouts() -> Rollouts:
 
 
 def measure(rollouts: Rollouts, teacher: Callable[[tuple[int, ...], int], float]) -> dict[str, float]:
-    responses = [generation.response_ids for generation in rollouts.generations]
+    responses = [tuple(generation.response_ids.tolist()) for generation in rollouts.generations]
     found = known(gains(responses, teacher), rollouts, range(len(responses)), seed=0)
     assert found.pop("responses") == rollouts.correct.sum()
     assert all(figure["low"] <= figure["value"] <= figure["high"] for figure in found.values())

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
-from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringRow
+from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringRow, token_array
 from cepo.losses.aggregation import LossDenominators
 from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
@@ -144,7 +144,7 @@ def all_rows(processing: Processing) -> list[list[ScoringRow]]:
         for length in lengths:
             number = next(numbers)
             response = numpy.random.default_rng(number).integers(0, 256, length).tolist()
-            rows[-1].append(ScoringRow(context=context, response_ids=tuple(response), prompt=prompt, row=number))
+            rows[-1].append(ScoringRow(context=context, response_ids=token_array(response), prompt=prompt, row=number))
     return rows
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gpu_places import Place, build_actor
 
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import ScoringRow, token_array
 from cepo.models import head
 from cepo.models.head import _kernel_works, log_probs_in_place
 from cepo.models.inputs import EncodedPrompt
@@ -72,7 +72,7 @@ def test_the_peak_of_scoring_holds_no_tensor_of_logits(
         actor = build_actor(place.checkpoint(shape, "fp32"), dtype="fp32")
         for tokens in lengths:
             context = EncodedPrompt(token_ids=(1, 2, 3), engine_ids=(1, 2, 3), images=None)
-            row = ScoringRow(context=context, response_ids=(5,) * tokens)
+            row = ScoringRow(context=context, response_ids=token_array([5] * tokens))
             actor.score([row])
             peak = peak_bytes(place.device, lambda actor=actor, row=row: actor.score([row]))
             peaks[vocabulary, tokens] = figure(f"peak bytes, vocabulary {vocabulary}, {tokens} tokens", peak)

@@ -30,7 +30,7 @@ from training_runs import (
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.algorithms.visual import Visual
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import ScoringRow, token_array
 from cepo.data.contexts import ContextBuilder, Problem, mask_for
 from cepo.data.dataset import ProblemSet
 from cepo.data.rules import ProblemRules
@@ -169,7 +169,9 @@ def test_a_blind_teacher_has_no_image_token(
         assert "Find x." in text
         assert not [mark for mark in ("<image>", "<|image_pad|>", "<|vision_start|>") if mark in text]
     text_only = encoded(tiny_processing, "Find x.")
-    row = [ScoringRow(context=context, response_ids=(65, 66, 67)) for context in (student, teacher, text_only)]
+    row = [
+        ScoringRow(context=context, response_ids=token_array([65, 66, 67])) for context in (student, teacher, text_only)
+    ]
     assert [len(scores) for scores in build_actor().score(row, as_teacher=True)] == [3, 3, 3]
 
 
@@ -204,9 +206,12 @@ def test_a_masked_teacher_reads_equal_tokens_and_black_patches(
     assert masked.images.content_key == by_hand.images.content_key
     response = random_response(8, seed=1)
     actor = build_actor(padding_free=packed)
-    pairs = [ScoringRow(context=context, response_ids=response) for context in (student, masked)]
+    pairs = [ScoringRow(context=context, response_ids=token_array(response)) for context in (student, masked)]
     seen, unseen = actor.score(pairs)
-    alone = [actor.score([ScoringRow(context=context, response_ids=response)])[0] for context in (student, by_hand)]
+    alone = [
+        actor.score([ScoringRow(context=context, response_ids=token_array(response))])[0]
+        for context in (student, by_hand)
+    ]
     assert largest_gap([seen, unseen], alone) < LOG_PROBS
     assert largest_gap([seen], [unseen]) > 10 * LOG_PROBS
 
@@ -341,7 +346,7 @@ def test_leak_gaps_are_log_probs_with_less_without_the_answer(
     responses = [random_response(length, length) for length in (5, 3, 9)]
     model = reference_model(tiny_model_folder)
     with_answer, without = (
-        reference_log_probs(model, [ScoringRow(context=context, response_ids=ids) for ids in responses])
+        reference_log_probs(model, [ScoringRow(context=context, response_ids=token_array(ids)) for ids in responses])
         for context in (contexts.teacher(task, plain, "4"), plain)
     )
     gaps = [one - other for one, other in zip(with_answer, without, strict=True)]

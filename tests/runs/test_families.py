@@ -34,7 +34,7 @@ from training_runs import (
     write_lines,
 )
 
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import ScoringRow, token_array
 from cepo.errors import ConfigError
 from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of
@@ -92,7 +92,7 @@ def rows_of(family: str, processing: Processing) -> list[ScoringRow]:
     """Two responses of different lengths to each prompt."""
     contexts = [encoded(processing, text, *images) for text, images in prompts_of(family)]
     return [
-        ScoringRow(context=context, response_ids=random_response(length, seed=length), prompt=number)
+        ScoringRow(context=context, response_ids=token_array(random_response(length, seed=length)), prompt=number)
         for number, context in enumerate(contexts)
         for length in (5, 9)
     ]

@@ -166,7 +166,7 @@ def test_collapsed_responses_are_named_after_some_steps(
 
     def collapsed(trainer: Trainer, generate: Any, requests: Any, settings: Any, _: Any = None) -> Any:
         ids = (65,) * 10 if kind == "repeated" else (trainer.processing.eos_token_ids[0],)
-        own = Generation(response_ids=ids, log_probs=(-1.0,) * len(ids), finished=kind == "empty")
+        own = Generation.of(ids, [-1.0] * len(ids), finished=kind == "empty")
         return [[own for _ in group] for group in generate(requests, settings)]
 
     options = ["trainer.max_steps=3", "trainer.collapse_steps=2"]

@@ -32,7 +32,7 @@ from cepo.commands.cli import main
 from cepo.credit import truth
 from cepo.credit.agreement import QUARTERS
 from cepo.credit.session import opened
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import ScoringRow, token_array
 from cepo.data.training_set import read_training_sets
 
 pytestmark = pytest.mark.heavy
@@ -70,7 +70,7 @@ def chance(tiny_run: list[str], tiny_model_folder: Path) -> Callable[[str, tuple
     def chance(problem: str, tokens: tuple[int, ...]) -> float:
         if len(tokens) == 4 or (tokens and tokens[-1] in processing.eos_token_ids):
             return float(sum(map(ord, processing.decode(tokens))) % 2 == 0)
-        row = ScoringRow(context=contexts[problem], response_ids=(*tokens, 0))
+        row = ScoringRow(context=contexts[problem], response_ids=token_array([*tokens, 0]))
         logits = reference_logits(model, row)[-1]
         logits[list(processing.banned_token_ids)] = float("-inf")
         best = logits.double().topk(2)

@@ -34,7 +34,7 @@ from training_runs import (
 from transformers import AttentionInterface
 
 from cepo.algorithms import build_estimator
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import ScoringRow, token_array
 from cepo.models.processing import Processing
 from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.rollout.generator import SamplingSettings
@@ -64,7 +64,7 @@ def mixed_rows(processing: Processing, *, num_contexts: int, size: int) -> list[
         for hint in HINTS[:num_contexts]:
             context = processing.encode("<image>" * len(pictures) + text + hint, images)
             rows += [
-                ScoringRow(context=context, response_ids=random_response(length, seed=100 * seed + number))
+                ScoringRow(context=context, response_ids=token_array(random_response(length, seed=100 * seed + number)))
                 for number, length in enumerate(lengths)
             ]
     return rows
@@ -121,7 +121,7 @@ def test_packed_log_probs_are_the_padded_ones_in_any_cut(build_actor: BuildActor
 
 def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processing) -> None:
     one, other = (encoded(tiny_processing, "Find x in this figure, please.", picture(1)) for _ in range(2))
-    rows = [ScoringRow(context=context, response_ids=(5, 6, 7)) for context in (one, other)]
+    rows = [ScoringRow(context=context, response_ids=token_array([5, 6, 7])) for context in (one, other)]
     forest = forest_of(rows, tiny_processing)
     batch = collate(rows, forest, processing=tiny_processing, device=torch.device("cpu"))
     assert [unit for _, unit in batch.image_order] == [0]

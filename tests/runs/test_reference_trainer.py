@@ -240,7 +240,7 @@ def replay(
     def generation(response: Response) -> Generation:
         end = () if response.cut else (processing.eos_token_ids[0],)
         ids = (*processing.encode_text(response.text), *end)
-        return Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=not response.cut)
+        return Generation.of(ids, [0.0] * len(ids), finished=not response.cut)
 
     if settings.temperature == 0:
         return [[generation(problem.greedy[step])] for problem in PROBLEMS]
@@ -346,7 +346,7 @@ def test_the_same_rollouts_give_the_packages_gradient(one_file: Any, tiny_run: l
         one_file.Problem(each.images[0], question, each.ground_truth)
         for each, question in zip(rollouts.problems, questions, strict=True)
     ]
-    responses = [list(generation.response_ids) for generation in rollouts.generations]
+    responses = [generation.response_ids.tolist() for generation in rollouts.generations]
     credit = one_file.credit_of(model, processor, problems, responses, settings, step=0)
     torch.testing.assert_close(credit.rewards, rollouts.rewards, rtol=0, atol=0)
     assert torch.equal(credit.mask, rollouts.response_mask)

@@ -30,7 +30,7 @@ from training_runs import (
 )
 
 from cepo.config.schema import DataConfig
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import ScoringRow, token_array
 from cepo.data.dataset import ProblemSet
 from cepo.data.images import ImageRules, PixelBudget
 from cepo.data.rules import ProblemRules
@@ -293,7 +293,7 @@ def test_inputs_and_scores_of_video_rows_are_transformers_own(
     single = tiny_processing.video_token_id
     assert (both.engine_ids.count(single), both.engine_ids.count(tiny_processing.image_token_id)) == (2, 1)
     rows = [
-        ScoringRow(context=context, response_ids=random_response(3 + n, seed=n))
+        ScoringRow(context=context, response_ids=token_array(random_response(3 + n, seed=n)))
         for n, context in enumerate([both, one, both, pictured, text, one, taught])
     ]
     scores = build_actor().score(rows)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.worker_schema import RewardConfig
-from cepo.data.batch import OptimizerBatch, ScoringRow
+from cepo.data.batch import OptimizerBatch, ScoringRow, token_array
 from cepo.losses.aggregation import LossDenominators
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
@@ -232,7 +232,9 @@ def rows_of(contexts: Sequence[EncodedPrompt], lengths: Sequence[int]) -> list[S
     """Responses of these lengths, as many behind each context."""
     each = len(lengths) // len(contexts)
     return [
-        ScoringRow(context=contexts[number // each], response_ids=random_response(length, seed=number), row=number)
+        ScoringRow(
+            context=contexts[number // each], response_ids=token_array(random_response(length, seed=number)), row=number
+        )
         for number, length in enumerate(lengths)
     ]
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow, token_array
 from cepo.data.contexts import ContextBuilder, mask_for
 from cepo.data.dataset import ProblemSet
 from cepo.data.image_store import ImageStore
@@ -33,7 +33,7 @@ from cepo.types import Distillation, DivergenceConfig, RolloutGroup
 
 def row(prompt: int, length: int = 1, images: ImageInputs | None = None) -> ScoringRow:
     context = EncodedPrompt(token_ids=(1,) * (length - 1), engine_ids=(1,), images=images)
-    return ScoringRow(context=context, response_ids=(2,), prompt=prompt)
+    return ScoringRow(context=context, response_ids=token_array([2]), prompt=prompt)
 
 
 def optimizer_batch(rows: Sequence[ScoringRow]) -> OptimizerBatch:
@@ -237,7 +237,7 @@ def test_masked_images_arrive_with_the_same_black_patches(
     student = contexts.student(problem)
     group = RolloutGroup(prompt_id=problem.prompt_id, ground_truth="1", rollouts=[], seed=3, step=7)
     masked = contexts.masked(problem, student, mask_for(group, 0.5))
-    rows = [ScoringRow(context=context, response_ids=(5, 6)) for context in (student, masked, masked)]
+    rows = [ScoringRow(context=context, response_ids=token_array([5, 6])) for context in (student, masked, masked)]
     message = Sender(by_source=by_source).encode(rows)
     assert (len(message) < 2000) == by_source
     arrived = Receiver(ImageStore(rules.rows, tiny_processing)).decode(message)

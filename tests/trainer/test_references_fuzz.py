@@ -45,7 +45,7 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
                 index=index,
                 reward=draw(st.sampled_from([0.0, 0.1, 1.0])),
                 correct=correct,
-                response_ids=tuple(10 * index + token for token in range(draw(st.integers(0, 5)))),
+                response_ids=torch.tensor(range(10 * index, 10 * index + draw(st.integers(0, 5))), dtype=torch.int32),
                 answer=answer,
                 answer_equals_ground_truth=draw(st.booleans()) if answer == "70.0" else correct,
                 answer_value={"70": "70", "70.0": "70", "40": "40", "4e1": "40"}.get(answer or ""),
@@ -79,7 +79,7 @@ def check_content(reference: Reference, group: RolloutGroup, source: str, num_to
         assert reference.text == (group.ground_truth if source == "ground_truth" else group.solution)
         return
     (rollout,) = (each for each in group.rollouts if each.index == reference.source_index)
-    tokens = rollout.response_ids
+    tokens = tuple(rollout.response_ids.tolist())
     expected = {"peer_full": tokens, "peer_prefix": tokens[:num_tokens], "peer_suffix": tokens[-num_tokens:]}
     assert (reference.text, reference.token_ids) == (
         (rollout.answer, None) if source == "peer_answer" else (None, expected[source])
@@ -96,7 +96,7 @@ def test_the_right_side_is_shown_by_right_rollouts(group: RolloutGroup, config: 
             each
             for each in group.rollouts
             if (each.correct if config.success_threshold is None else each.reward >= config.success_threshold)
-            and (each.answer is not None if config.source == "peer_answer" else bool(each.response_ids))
+            and (each.answer is not None if config.source == "peer_answer" else len(each.response_ids) > 0)
             and not (config.exclude_self and each.index == own.index)
         ]
         if not config.source.startswith("peer_"):
@@ -126,7 +126,7 @@ def test_the_wrong_side_is_shown_by_wrong_rollouts(group: RolloutGroup, config: 
         says = {
             each.index
             for each in group.rollouts
-            if (each.answer if config.source == "peer_answer" else each.response_ids)
+            if (each.answer if config.source == "peer_answer" else len(each.response_ids) > 0)
         }
         assert allowed.isdisjoint(says)
     for own, references in [(None, [shown] if shown else []), *zip(group.rollouts, several, strict=True)]:

@@ -17,6 +17,7 @@ from cepo.algorithms.references import wrong_candidates, wrong_reference
 from cepo.algorithms.settings import NegativeConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import RewardConfig
+from cepo.data.batch import token_array
 from cepo.data.contexts import Problem
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import results
@@ -156,7 +157,7 @@ TRAINERS, ENGINES = -1.0, -2.0
 
 def two_prompts() -> Rollouts:
     """Two prompts with two responses of three tokens each; the engine says -2 of every token."""
-    generation = Generation(response_ids=(1, 2, 3), log_probs=(ENGINES,) * 3, finished=True)
+    generation = Generation.of([1, 2, 3], [ENGINES] * 3, finished=True)
     prompts = [SimpleNamespace(token_ids=(7,))] * 2
     return rollouts_of([(1, 2, 3)] * 4, problems=[None] * 2, prompts=prompts, generations=[generation] * 4)
 
@@ -248,7 +249,7 @@ def test_each_prompt_is_judged_by_its_own_truth_and_rows(pool: RewardPool) -> No
             ground_truth=truth,
             solution=None,
             responses=[rf"\boxed{{{answer}}}" for answer in said[number]],
-            response_ids=[(1, END)] * len(said[number]),
+            response_ids=[token_array([1, END])] * len(said[number]),
             rewards=[float(is_right) for is_right in verdicts[number]],
             correct=verdicts[number],
         )
@@ -269,5 +270,5 @@ def test_a_response_without_an_answer_is_wrong_and_no_candidate(pool: RewardPool
     group = group_of(pool, "5", responses, ids=[(4, 5, 6), (1, 2, END), (1, END), (3, STOP, END)])
     assert [rollout.answer for rollout in group.rollouts] == [None, None, "6", "5"]
     assert [rollout.index for rollout in wrong_candidates(group, NegativeConfig())] == [2]
-    assert [rollout.response_ids for rollout in group.rollouts] == [(4, 5, 6), (1, 2), (1,), (3,)]
+    assert [rollout.response_ids.tolist() for rollout in group.rollouts] == [[4, 5, 6], [1, 2], [1], [3]]
     assert (group.seed, group.step, group.prompt_id) == (7, 3, "0")

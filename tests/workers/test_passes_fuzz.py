@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import ScoringRow, token_array
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
@@ -32,7 +32,9 @@ PICTURE = 99
 
 def row_of(context: tuple[int, ...], response: tuple[int, ...], images: str | None = None) -> ScoringRow:
     read = cast("Any", images and SimpleNamespace(content_key=images))
-    return ScoringRow(context=EncodedPrompt(token_ids=context, engine_ids=context, images=read), response_ids=response)
+    return ScoringRow(
+        context=EncodedPrompt(token_ids=context, engine_ids=context, images=read), response_ids=token_array(response)
+    )
 
 
 def rows_behind(contexts: list[tuple[int, ...]], num_responses: int = 2, length: int = 5) -> list[ScoringRow]:
@@ -221,7 +223,7 @@ PLACES = st.lists(
 
 def rows_of(contexts: Contexts, places: list[tuple[int, int, tuple[int, ...]]]) -> list[ScoringRow]:
     return [
-        ScoringRow(context=contexts(question, place), response_ids=response, prompt=question, row=number)
+        ScoringRow(context=contexts(question, place), response_ids=token_array(response), prompt=question, row=number)
         for number, (question, place, response) in enumerate(places)
     ]
 
