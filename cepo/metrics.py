@@ -52,10 +52,8 @@ Metrics = dict[str, Metric]
 
 def mean_of(values: Tensor, where: Tensor | None = None) -> Metric:
     """Returns the mean of `values` over the entries where `where` is True (all if None), accumulated in float64."""
-    counted = values.double()
-    if where is not None:
-        counted = counted[where]
-    return Metric(float(counted.sum()), float(counted.numel()), "mean")
+    counted = values if where is None else values[where]
+    return Metric(float(counted.double().sum()), float(counted.numel()), "mean")
 
 
 def fraction(count: float, total: float) -> Metric:

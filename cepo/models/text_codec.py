@@ -51,7 +51,11 @@ class TextCodec:
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Returns the text of each token, for heat maps of credit."""
-        return [self.decode([token], skip_special_tokens=False) for token in token_ids]
+        texts: dict[int, str] = {}  # a response repeats most of its tokens
+        for token in token_ids:
+            if token not in texts:
+                texts[token] = self.decode([token], skip_special_tokens=False)
+        return [texts[token] for token in token_ids]
 
     def in_vocabulary(self, token_ids: list[int]) -> list[int]:
         """Returns the tokens; raises `ConfigError` if one has no row in the model's embeddings."""

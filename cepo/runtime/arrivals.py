@@ -18,15 +18,18 @@ Arrived = Callable[[int, int, list[Generation]], None]
 """Called with a rank, the index of a request among the rank's, and its responses."""
 
 
+def start_queue() -> Queue:
+    """Starts a queue in a process of its own on the driver's machine, so that ranks do not wait for the driver."""
+    driver_node = ray.get_runtime_context().get_node_id()
+    scheduling = NodeAffinitySchedulingStrategy(driver_node, soft=False)
+    return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": scheduling})
+
+
 class Arrivals:
-    """A queue in a process of its own on the driver's machine.
+    """The driver's end of the queue into which ranks put finished groups."""
 
-    Ranks must not wait for the driver, and the driver must not miss what a rank reports before its call has ended.
-    """
-
-    def __init__(self) -> None:
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
         self._call = 0
 
     def begin(self) -> int:

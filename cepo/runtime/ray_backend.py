@@ -25,7 +25,7 @@ from cepo.models.inputs import ImageSource
 from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.run_folder.layout import LOGS_FOLDER, require_own_records
 from cepo.runtime import dispatch
-from cepo.runtime.arrivals import Arrivals, Arrived
+from cepo.runtime.arrivals import Arrivals, Arrived, start_queue
 from cepo.runtime.cluster import connect, reserve, worker_environment
 from cepo.runtime.dispatch import Sender, encode
 from cepo.runtime.rank_process import Meeting, RankLocation, RankProcess
@@ -59,7 +59,7 @@ class Ranks:
         self.locations: list[RankLocation] = []
         self.answers: list[Any] = []
         self._group, resources = reserve(trainer)
-        self._arrivals = Arrivals()
+        self._arrivals = Arrivals(start_queue())
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
         self._processes: list[Any] = []
         for rank, log in enumerate(self._logs):

@@ -105,7 +105,7 @@ def _rollout_record(
     tokens: list[int] = generation.response_ids.tolist()
 
     def listed(values: Tensor | None) -> list[float] | None:
-        return None if values is None else [float(value) for value in values[row, : len(tokens)]]
+        return None if values is None else values[row, : len(tokens)].tolist()
 
     # A view without a plan in this step, or without this row, is recorded with None.
     log_probs: dict[str, list[float] | None] = {STUDENT: listed(batch.old_log_probs)} | dict.fromkeys(views)

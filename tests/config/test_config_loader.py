@@ -119,6 +119,15 @@ def test_any_text_and_number_survives_dump_and_load(
     assert load_config([write(folder, "dumped.yaml", dump_config(run))]) == run
 
 
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [([], (4, 4)), (["worker.actor.fsdp.fsdp_size=2"], (2, 4)), (["worker.critic.fsdp.fsdp_size=-1"], (4, -1))],
+)
+def test_weights_are_sharded_within_a_machine_unless_set(settings: list[str], sizes: tuple[int, int]) -> None:
+    run = load_config(["config=microgeo/quickstart", "trainer.nnodes=2", "trainer.n_gpus_per_node=4", *settings])
+    assert (run.worker.actor.fsdp.fsdp_size, run.worker.critic.fsdp.fsdp_size) == sizes
+
+
 def test_settings_cannot_be_changed_after_loading() -> None:
     with pytest.raises(FrozenInstanceError):
         load().data.seed = 3  # type: ignore[misc]

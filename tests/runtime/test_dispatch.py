@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from cepo.data.rules import ProblemRules, RowRules
 from cepo.losses.aggregation import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
 from cepo.models.processing import Processing
-from cepo.rollout.generator import GenerationRequest, SamplingSettings
+from cepo.rollout.generator import Generation, GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.dispatch import Receiver, Sender, encode
 from cepo.types import Distillation, DivergenceConfig, RolloutGroup
@@ -162,6 +163,29 @@ def test_tensors_arrive_bit_for_bit_and_slices_alone(dtype: torch.dtype) -> None
     arrived = pickle.loads(message)
     assert all(torch.equal(arrived[name], tensor) and arrived[name].dtype == dtype for name, tensor in sent.items())
     arrived["slice"] += torch.ones((), dtype=dtype)  # arrived tensors can be written to
+
+
+def test_a_response_travels_in_8_bytes_a_token_and_its_text() -> None:
+    """4 for the token and 4 for its log-prob; it is the same afterwards."""
+    number = 100_000
+    ids = numpy.arange(number) % 151_936
+    sent = replace(Generation.of(ids, -ids / number, finished=True), text="seven" * 100)
+    message = encode(sent)
+    assert len(message) < 8 * number + 500 + 500
+    arrived: Generation = pickle.loads(message)
+    assert (arrived.finished, arrived.text) == (True, sent.text)
+    for name in ("response_ids", "log_probs"):
+        values, expected = getattr(arrived, name), getattr(sent, name)
+        assert values.dtype == expected.dtype
+        assert numpy.array_equal(values, expected)
+
+
+def test_rows_of_one_response_carry_its_tokens_once() -> None:
+    """As a student's row and those of two teachers do in one pass."""
+    ids = token_array(range(50_000))
+    context = EncodedPrompt(token_ids=(1,), engine_ids=(1,), images=None)
+    rows = [ScoringRow(context=context, response_ids=ids, view=view) for view in ("", "correct", "wrong")]
+    assert len(encode(rows)) < 1.01 * 4 * len(ids)
 
 
 class _Reading:

@@ -110,6 +110,15 @@ def test_full_fine_tuning_needs_12_bytes_per_weight_and_8_more() -> None:
     assert compensated.least_pass == 2 * PARAMETERS + gathered + reduced + head
 
 
+def test_weights_are_shared_by_the_devices_of_one_machine() -> None:
+    """Two machines of two hold a whole copy each; -1 spreads one copy over both."""
+    one_machine = memory(*FULL, "trainer.n_gpus_per_node=2")
+    two_machines = memory(*FULL, "trainer.n_gpus_per_node=2", "trainer.nnodes=2")
+    spread = memory(*FULL, "trainer.n_gpus_per_node=2", "trainer.nnodes=2", "worker.actor.fsdp.fsdp_size=-1")
+    assert two_machines.weights == one_machine.weights == 2 * spread.weights
+    assert two_machines.optimizer == one_machine.optimizer == 2 * spread.optimizer
+
+
 def test_qlora_needs_2_2_gb_of_weights() -> None:
     """Its 4-bit weights and its frozen tower are whole on every device."""
     qlora = [IN_FLOAT32, "worker.actor.model.lora.quantization=nf4"]
