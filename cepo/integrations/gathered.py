@@ -64,7 +64,8 @@ def supported_estimator(method: str, settings: Fields | None, trainer: str) -> E
         "a greedy rollout of each prompt": "reward_baselines" in estimator.reads,
         f"teacher.source {source}": source != "actor",
     }
-    if lacking := [name for name, is_needed in needs.items() if is_needed]:
+    lacking = [name for name, is_needed in needs.items() if is_needed]
+    if lacking:
         raise ConfigError(f"method {method} needs {' and '.join(lacking)}, which {trainer} lacks and `cepo train` has")
     return estimator
 
@@ -73,7 +74,9 @@ class Credit:
     """Chooses references and computes advantages as cepo's own trainer does."""
 
     def __init__(self, estimator: Estimator, texts: TextCodec, seed: int, answer_function: str | None) -> None:
-        self.texts, self._estimator, self._seed = texts, estimator, seed
+        self.texts = texts
+        self._estimator = estimator
+        self._seed = seed
         self._reward = RewardConfig(answer_function=answer_function)
         self._wording = ReferenceTexts(texts, estimator.teacher)
 
@@ -205,18 +208,21 @@ class Credit:
         turns = [dict(turn) for turn in messages]
         if not self.shows_images(hint):
             for turn in turns:
-                content = turn.get("content")
-                if isinstance(content, list):
-                    turn["content"] = [part for part in content if part["type"] not in ("image", "video")]
+                _drop_visuals(turn)
         if hint is None or hint.text is None:
             return turns, ""
         if self._estimator.teacher.placement == "assistant_prefix":
             return turns, template.render(prompt="", reference=hint.text)
-        holder, key = next(turn for turn in reversed(turns) if turn["role"] == "user"), "content"
-        if not isinstance(holder[key], str):
-            holder[key] = [dict(part) for part in holder[key]]
-            holder, key = next(part for part in reversed(holder[key]) if part["type"] == "text"), "text"
-        holder[key] = template.render(prompt=holder[key], reference=hint.text)
+        users_turns = [turn for turn in turns if turn["role"] == "user"]
+        last_turn = users_turns[-1]
+        if isinstance(last_turn["content"], str):
+            last_turn["content"] = template.render(prompt=last_turn["content"], reference=hint.text)
+            return turns, ""
+        parts = [dict(part) for part in last_turn["content"]]
+        last_turn["content"] = parts
+        text_parts = [part for part in parts if part["type"] == "text"]
+        last_text = text_parts[-1]
+        last_text["text"] = template.render(prompt=last_text["text"], reference=hint.text)
         return turns, ""
 
     def shows_images(self, hint: Hint | None) -> bool:
@@ -235,6 +241,13 @@ class Credit:
             return Hint() if row.has_images else None
         text = self._wording.reference_text(reference)
         return Hint(text=text) if text else None
+
+
+def _drop_visuals(turn: Tree) -> None:
+    """Leaves of a turn's parts only those that are neither an image nor a video."""
+    content = turn.get("content")
+    if isinstance(content, list):
+        turn["content"] = [part for part in content if part["type"] not in ("image", "video")]
 
 
 class _Scored:
@@ -265,7 +278,8 @@ class _Scored:
                 for row, hint in zip(self.rows, hints, strict=True):
                     shown_to_all[view][row] = hint
             old, teachers = score(live_of_all, shown_to_all)
-            return old[self.rows], {view: values[self.rows] for view, values in teachers.items()}
+            teachers_of_these = {view: log_probs[self.rows] for view, log_probs in teachers.items()}
+            return old[self.rows], teachers_of_these
 
         return score_these
 
@@ -279,18 +293,27 @@ def spliced(
     image has features. All up to their first difference is taken from `prompt`. Raises `DataError`: an image comes
     after that difference, or `prompt` does not end as `student` does.
     """
-    pairs = enumerate(zip(student, teacher, strict=False))
-    same = next((at for at, (one, other) in pairs if one != other), min(len(student), len(teacher)))
-    rest = list(student[same:])
-    kept = len(prompt) - len(rest)
-    if list(prompt[kept:]) != rest or any(token in placeholders for token in rest):
+    num_common = 0  # tokens with which both begin
+    for students_token, teachers_token in zip(student, teacher, strict=False):
+        if students_token != teachers_token:
+            break
+        num_common += 1
+    rest_of_student = list(student[num_common:])
+    end_of_common = len(prompt) - len(rest_of_student)  # in the prompt, whose images take more tokens
+    has_image_in_rest = any(token in placeholders for token in rest_of_student)
+    if list(prompt[end_of_common:]) != rest_of_student or has_image_in_rest:
         raise DataError(
             "a reference cannot be put into a prompt: either an image comes after the text that the reference is added "
             "to, or the prompt does not end as the chat template renders it, because it was cut or rendered otherwise"
         )
-    return [*prompt[:kept], *teacher[same:]]
+    return [*prompt[:end_of_common], *teacher[num_common:]]
 
 
 def images_of(messages: Messages) -> list[object]:
-    contents = [turn["content"] for turn in messages if isinstance(turn.get("content"), list)]
-    return [part["image"] for content in contents for part in content if part["type"] == "image"]
+    """Returns the images of all turns, in their order."""
+    images: list[object] = []
+    for turn in messages:
+        content = turn.get("content")
+        if isinstance(content, list):
+            images += [part["image"] for part in content if part["type"] == "image"]
+    return images

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -65,7 +65,9 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         super().__init__(*args, **kwargs)
         if correct_by not in (None, *self.reward_func_names):
             raise ConfigError(f"correct_by '{correct_by}' is not among {', '.join(self.reward_func_names)}")
-        self._truth, self._solution, self._correct_by = ground_truth, solution, correct_by
+        self._truth = ground_truth
+        self._solution = solution
+        self._correct_by = correct_by
         texts = TextCodec(self._tokenizer, self.eos_token_ids)
         self._credit = Credit(self.estimator, texts, self.args.seed, answer_function)
         self._prompts: list[Any] = []
@@ -75,7 +77,8 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
     def _generate(self, prompts: list[Any]) -> Any:
         self._prompts = prompts  # with images, and with what an environment has added
         generated = super()._generate(prompts)
-        if self.estimator.views and any(generated[-1]):
+        tools_images = generated[-1]
+        if self.estimator.views and any(tools_images):
             raise DataError("a tool returned an image: teachers cannot score responses with images in them")
         return generated
 
@@ -86,39 +89,53 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
     def _generate_and_score_completions(self, inputs: list[Tree]) -> Tree:
         output = super()._generate_and_score_completions(inputs)
-        if self.model.training:
-            signal, ids = self._signal(inputs, output), output["completion_ids"]
-            output["advantages"] = _as_wide(signal.advantages, ids.shape[1]).to(ids.device)
-            for name, metric in signal.metrics.items():
-                if metric.result is not None:
-                    self._metrics["train"][name].append(metric.result)
+        if not self.model.training:
+            return output
+        signal = self._signal(inputs, output)
+        completion_ids = output["completion_ids"]  # (B, T)
+        output["advantages"] = _as_wide(signal.advantages, completion_ids.shape[1]).to(completion_ids.device)
+        for name, metric in signal.metrics.items():
+            if metric.result is not None:
+                self._metrics["train"][name].append(metric.result)
         return output
 
     def _signal(self, inputs: list[Tree], output: Tree) -> TokenSignal:
         """Computes this process's advantages (B, T) from all processes' rollouts, and metrics."""
         rows: list[Row] = gather_object(self._own_rows(inputs, output))
-        width, first = max(len(row.response_ids) for row in rows), self.accelerator.process_index * len(inputs)
-        mine = slice(first, first + len(inputs))
+        width = max(len(row.response_ids) for row in rows)
+        first_row = self.accelerator.process_index * len(inputs)
+        own_rows = slice(first_row, first_row + len(inputs))
 
         def score(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
-            learns = live[mine] & output["completion_mask"].any(dim=1).cpu()
-            old = output.get("old_per_token_logps")
-            if old is None:
-                is_read = bool(shown) or "old_log_probs" in self.estimator.reads
-                old = self._log_probs(output, [None] * len(inputs), learns & is_read)
-            teachers: dict[str, Tensor] = {}
-            for view, of in shown.items():
-                reads = learns & torch.tensor([each is not None for each in of[mine]])
-                found = self._log_probs(output, of[mine], reads)
-                teachers[view] = self._of_all(found.where(reads.to(found.device).unsqueeze(1), old), width)
-            return self._of_all(old, width), teachers
+            own_hints = {view: hints[own_rows] for view, hints in shown.items()}
+            old, teachers = self._scored(output, live[own_rows], own_hints)
+            gathered_teachers = {view: self._of_all(values, width) for view, values in teachers.items()}
+            return self._of_all(old, width), gathered_teachers
 
         rewards, correct = self._rewards()
         sizes = [self.num_generations] * (len(rows) // self.num_generations)
         micro_steps = self.state.global_step * self.args.gradient_accumulation_steps
         step = micro_steps // (self.args.steps_per_generation * self.num_iterations)  # of the rollouts, for schedules
         signal = self._credit.signal(rows, rewards, correct, sizes, score, step=step)
-        return replace(signal, advantages=signal.advantages[mine])
+        return replace(signal, advantages=signal.advantages[own_rows])
+
+    def _scored(self, output: Tree, live: Tensor, hints_of_views: Shown) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the log-probs (B, T) of this process's rows by the student, and by the teacher of each view.
+
+        Rows that do not learn, or that a mask hides, have no pass: theirs are 0, and a teacher's are the student's.
+        """
+        learns = live & output["completion_mask"].any(dim=1).cpu()
+        old = output.get("old_per_token_logps")
+        if old is None:
+            is_read = bool(hints_of_views) or "old_log_probs" in self.estimator.reads
+            old = self._log_probs(output, [None] * len(live), learns & is_read)
+        teachers: dict[str, Tensor] = {}
+        for view, hints in hints_of_views.items():
+            has_hint = torch.tensor([hint is not None for hint in hints])
+            needed = learns & has_hint
+            log_probs = self._log_probs(output, hints, needed)
+            teachers[view] = log_probs.where(needed.to(log_probs.device).unsqueeze(1), old)
+        return old, teachers
 
     def _own_rows(self, inputs: list[Tree], output: Tree) -> list[Row]:
         if self._truth not in inputs[0]:
@@ -126,13 +143,20 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         if any(isinstance(prompt, str) for prompt in self._prompts):
             raise DataError("prompts must be lists of messages, because teachers read the reference in a user turn")
         rows: list[Row] = []
-        for row, (example, ids) in enumerate(zip(inputs, self._sampled, strict=True)):
-            own = [True] * len(ids)  # also of a response that mask_truncated_completions hides: its reward counts
-            if "tool_mask" in output and bool(output["completion_mask"][row].any()):
-                own = output["tool_mask"][row, : len(ids)].bool().tolist()
-            truth = answer_text(example[self._truth], f"column '{self._truth}' of a row")
-            solution = solution_text(example.get(self._solution), f"column '{self._solution}' of a row")
-            rows.append(Row(tuple(ids), own, truth, solution, bool(images_of(self._prompts[row]))))
+        for number, (example, response_ids) in enumerate(zip(inputs, self._sampled, strict=True)):
+            # Also of a response that mask_truncated_completions hides: its reward counts.
+            is_policys = [True] * len(response_ids)
+            is_hidden = not bool(output["completion_mask"][number].any())
+            if "tool_mask" in output and not is_hidden:
+                is_policys = output["tool_mask"][number, : len(response_ids)].bool().tolist()
+            row = Row(
+                response_ids=tuple(response_ids),
+                own=is_policys,
+                ground_truth=answer_text(example[self._truth], f"column '{self._truth}' of a row"),
+                solution=solution_text(example.get(self._solution), f"column '{self._solution}' of a row"),
+                has_images=bool(images_of(self._prompts[number])),
+            )
+            rows.append(row)
         return rows
 
     def _rewards(self) -> tuple[Tensor, Tensor]:
@@ -140,61 +164,106 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
         The reward is NaN if every reward function returned None: TRL warns of it, and the rollout teaches nothing.
         """
-        scores = self._scores.double().cpu()
+        scores = self._scores.double().cpu()  # (B of all processes, reward functions)
         totals = (scores * self.reward_weights.double().cpu()).nansum(dim=1)
         totals[scores.isnan().all(dim=1)] = torch.nan
-        decides = totals if self._correct_by is None else scores[:, self.reward_func_names.index(self._correct_by)]
-        return totals, decides >= 0.5
+        deciding_scores = totals
+        if self._correct_by is not None:
+            deciding_scores = scores[:, self.reward_func_names.index(self._correct_by)]
+        return totals, deciding_scores >= 0.5
 
     @torch.no_grad()
     def _log_probs(self, output: Tree, hints: Sequence[Hint | None], needed: Tensor) -> Tensor:
         """Scores this process's needed rows after the prompts with these hints: (B, T), 0 for all other rows."""
-        ids, mask, was_training = output["completion_ids"], output["completion_mask"], self.model.training
-        contexts = {row: self._context(row, hints[row]) for row in needed.nonzero().flatten().tolist()}
-        kinds = [[row for row in contexts if bool(contexts[row][1]) is seen] for seen in (True, False)]
-        size = self.args.per_device_train_batch_size  # rows without an image get passes of their own
-        chunks = [kind[start : start + size] for kind in kinds for start in range(0, len(kind), size)]
-        result = torch.zeros(ids.shape, device=ids.device)
-        most = int(self.accelerator.gather(torch.tensor([len(chunks)], device=ids.device)).max())
+        completion_ids = output["completion_ids"]  # (B, T)
+        contexts: dict[int, _Context] = {}
+        for row in needed.nonzero().flatten().tolist():
+            contexts[row] = self._context(row, hints[row])
+        chunks = self._chunks(contexts)
+        # A sharded model's passes are collective, so each process runs as many as the one with the most.
+        num_chunks = torch.tensor([len(chunks)], device=completion_ids.device)
+        num_passes = int(self.accelerator.gather(num_chunks).max())
+        result = torch.zeros(completion_ids.shape, device=completion_ids.device)
+        was_training = self.model.training
         self.model.eval()
-        for number in range(most):  # as many on each process, because a sharded model's passes are common ones
-            chunk = chunks[number] if number < len(chunks) else [0]
-            texts, images = zip(*(contexts.get(row) or self._context(row, None) for row in chunk), strict=True)
-            visual = {"images": list(images)} if any(images) else {}
-            fields = self.processing_class(text=list(texts), **visual, **_PADDED).to(ids.device)
-            tokens = torch.cat([fields.pop("input_ids"), ids[chunk]], dim=1)
-            seen = torch.cat([fields.pop("attention_mask"), mask[chunk]], dim=1)
-            for name in {"token_type_ids", "mm_token_type_ids"} & set(fields):
-                fields[name] = pad(fields[name], (0, ids.shape[1]))
-            if visual:
-                tiles = fields.get("spatial_shapes", fields["pixel_values"])  # of models that cut images into tiles
-                fields["num_tiles"] = [len(tiles)] + [0] * (len(chunk) - 1)
-                fields["num_images"] = [len(own) for own in images]
-            scored = self._get_per_token_logps_and_entropies(self.model, tokens, seen, ids.shape[1], **fields)[0]
+        for number in range(num_passes):
             if number < len(chunks):
-                result[chunk] = scored.float()
+                rows = chunks[number]
+                result[rows] = self._pass(output, rows, [contexts[row] for row in rows])
+            else:
+                self._pass(output, [0], [self._context(0, None)])
         self.model.train(was_training)
         return result
 
-    def _context(self, row: int, hint: Hint | None) -> tuple[str, list[object]]:
-        """Returns the rendered prompt with its assistant header, and its images: TRL's own, but for the hint."""
+    def _chunks(self, contexts: Mapping[int, _Context]) -> list[list[int]]:
+        """Divides rows into passes; those without an image get passes of their own."""
+        with_images = [row for row, context in contexts.items() if context.images]
+        without_images = [row for row, context in contexts.items() if not context.images]
+        size = self.args.per_device_train_batch_size
+        chunks: list[list[int]] = []
+        for rows in (with_images, without_images):
+            for start in range(0, len(rows), size):
+                chunks.append(rows[start : start + size])
+        return chunks
+
+    def _pass(self, output: Tree, rows: Sequence[int], contexts: Sequence[_Context]) -> Tensor:
+        """Returns the log-probs (rows, T) of some rows' responses after these contexts, in one pass of the model."""
+        response_ids = output["completion_ids"][rows]
+        num_tokens = response_ids.shape[1]
+        images = [context.images for context in contexts]
+        visuals: Tree = {"images": images} if any(images) else {}
+        texts = [context.text for context in contexts]
+        fields = self.processing_class(text=texts, **visuals, **_PADDED).to(response_ids.device)
+        input_ids = torch.cat([fields.pop("input_ids"), response_ids], dim=1)
+        attention_mask = torch.cat([fields.pop("attention_mask"), output["completion_mask"][rows]], dim=1)
+        for name in ("token_type_ids", "mm_token_type_ids"):
+            if name in fields:
+                fields[name] = pad(fields[name], (0, num_tokens))  # a response is text
+        if visuals:
+            tiles = fields.get("spatial_shapes", fields["pixel_values"])  # of models that cut images into tiles
+            fields["num_tiles"] = [len(tiles)] + [0] * (len(rows) - 1)
+            fields["num_images"] = [len(images_of_row) for images_of_row in images]
+        log_probs, *_ = self._get_per_token_logps_and_entropies(
+            self.model, input_ids, attention_mask, num_tokens, **fields
+        )
+        return log_probs.float()
+
+    def _context(self, row: int, hint: Hint | None) -> _Context:
+        """Returns what a teacher reads before a row's response: TRL's own prompt, but for the hint."""
         prompt = self._prompts[row]
         messages = prepare_multimodal_messages(prompt) if self._is_vlm else prompt
         messages, prefix = self._credit.teacher_messages(messages, hint)
-        tools = self.tools if self.environment_factories is None else self._env_tools[self._batch_environments[row]]
-        options = {"tools": tools or None, "chat_template": self.chat_template, "tokenize": False}
-        options |= {"add_generation_prompt": True, **cast("Tree", self.chat_template_kwargs)}
-        text = self.processing_class.apply_chat_template(messages, **options)
-        images = images_of(messages)
+        tools = self.tools
+        if self.environment_factories is not None:
+            tools = self._env_tools[self._batch_environments[row]]
+        text = self.processing_class.apply_chat_template(
+            messages,
+            tools=tools or None,
+            chat_template=self.chat_template,
+            tokenize=False,
+            add_generation_prompt=True,
+            **cast("Tree", self.chat_template_kwargs),
+        )
+        images: list[object] = images_of(messages)
         if hint is not None and hint.mask is not None:
             config = self.accelerator.unwrap_model(self.model).config
             decoded = [load_image(cast("Any", image)) for image in images]
-            images, _ = hint.mask.masked(decoded, [], patch_size=patch_size_of(config))
-        return text + prefix, list(images)
+            masked, _ = hint.mask.masked(decoded, [], patch_size=patch_size_of(config))
+            images = [*masked]
+        return _Context(text=text + prefix, images=images)
 
     def _of_all(self, values: Tensor, width: int) -> Tensor:
+        """Gathers (B, T) values of all processes, padded or cut to `width` tokens."""
         return self.accelerator.gather(_as_wide(values, width).contiguous()).float().cpu()
 
 
+class _Context(NamedTuple):
+    """What precedes a response."""
+
+    text: str  # the rendered prompt with its assistant header
+    images: list[object]
+
+
 def _as_wide(values: Tensor, width: int) -> Tensor:
-    return pad(values[:, :width], (0, max(0, width - values.shape[1])))
+    num_missing = max(0, width - values.shape[1])
+    return pad(values[:, :width], (0, num_missing))

@@ -75,94 +75,115 @@ class CepoTrainer(get_trainer_cls("sync")):
     """
 
     def __init__(self, config: DictConfig) -> None:
-        own = config.trainer.v1.get(MODE)
-        given: Any = {} if own is None else OmegaConf.to_container(own, resolve=True)
-        self._settings = read_section(CepoSettings, given, path=f"trainer.v1.{MODE}")
+        written_section = config.trainer.v1.get(MODE)
+        written: Any = {}
+        if written_section is not None:
+            written = OmegaConf.to_container(written_section, resolve=True)
+        self._settings = read_section(CepoSettings, written, path=f"trainer.v1.{MODE}")
         self.estimator = supported_estimator(self._settings.method, self._settings.settings, MODE)
         # verl compares the mode with "sync", and its default estimator would start a critic.
-        config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "sync", AdvantageEstimator.GRPO.value
+        config.trainer.v1.trainer_mode = "sync"
+        config.algorithm.adv_estimator = AdvantageEstimator.GRPO.value
         super().__init__(config)
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
-        texts, seed = TextCodec(self.tokenizer, [self.tokenizer.eos_token_id]), self.config.data.get("seed") or 0
+        texts = TextCodec(self.tokenizer, [self.tokenizer.eos_token_id])
+        seed = self.config.data.get("seed") or 0
         self._credit = Credit(self.estimator, texts, seed, self._settings.answer_function)
         self._dataset_class: Any = get_dataset_class(self.config.data)
         self._placeholders = {get_processor_token_id(self.processor, kind) for kind in ("image", "video")}
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: Tree) -> KVBatchMeta:
         """Lets verl apply its KL penalty and rollout correction, then replaces the advantages by the method's."""
-        where = {"keys": batch.keys, "partition_id": batch.partition_id}
-        data = _rows_of(tq.kv_batch_get(**where, select_fields=_FIELDS))
+        place = {"keys": batch.keys, "partition_id": batch.partition_id}
+        data = _rows_of(tq.kv_batch_get(**place, select_fields=_FIELDS))
         written = super()._compute_advantage(batch, metrics)
         groups = _groups(batch, at_least=2 if "group_ids" in self.estimator.reads else 1)
-        kept = [row for group in groups for row in group]
+        compared_rows: list[int] = []
+        for group in groups:
+            compared_rows += group
         if self.config.algorithm.use_kl_in_reward:
-            penalised = _rows_of(tq.kv_batch_get(**where, select_fields=["token_level_rewards"]))
-            data = [one | other for one, other in zip(data, penalised, strict=True)]
-        advantages = [torch.zeros(len(row["responses"])) for row in data]
-        if kept:
-            signal = self._signal([data[row] for row in kept], [len(group) for group in groups])
+            penalised = _rows_of(tq.kv_batch_get(**place, select_fields=["token_level_rewards"]))
+            for row, rewards_of_row in zip(data, penalised, strict=True):
+                row |= rewards_of_row
+        advantages = [torch.zeros(len(row["responses"])) for row in data]  # other rows teach nothing
+        if compared_rows:
+            signal = self._signal([data[row] for row in compared_rows], [len(group) for group in groups])
             metrics |= results(signal.metrics)
-            for row, values in zip(kept, signal.advantages, strict=True):
-                advantages[row] = values[: len(advantages[row])].float()
+            for row, row_advantages in zip(compared_rows, signal.advantages, strict=True):
+                advantages[row] = row_advantages[: len(advantages[row])].float()
         nested = torch.nested.as_nested_tensor(advantages, layout=torch.jagged)
         fields = {"advantages": nested, "returns": nested}
-        tq.kv_batch_put(**where, fields=TensorDict(fields, batch_size=len(data)))
+        tq.kv_batch_put(**place, fields=TensorDict(fields, batch_size=len(data)))
         return written
 
     def _signal(self, data: Sequence[Fields], sizes: Sequence[int]) -> TokenSignal:
         """Computes the advantages (B, T) of rows whose groups have these sizes in ascending order, and metrics."""
-        rows = [self._row(each) for each in data]
-        rewards = torch.stack([each["rm_scores"].sum() for each in data])
-        old = pad_sequence([each["old_log_probs"].float() for each in data], batch_first=True)
+        rewards = torch.stack([row["rm_scores"].sum() for row in data])  # (B,)
+        old = pad_sequence([row["old_log_probs"].float() for row in data], batch_first=True)  # (B, T)
         penalties = None
         if self.config.algorithm.use_kl_in_reward:
-            of_rows = [(each["rm_scores"] - each["token_level_rewards"]).float() for each in data]
-            penalties = pad_sequence(of_rows, batch_first=True)
+            penalties_of_rows = [(row["rm_scores"] - row["token_level_rewards"]).float() for row in data]
+            penalties = pad_sequence(penalties_of_rows, batch_first=True)  # (B, T)
 
         def score(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
             return old, self._teachers(data, shown, live, old)
 
-        step = self.global_steps - 1
-        correct = self._correct(data, rewards)  # by the reward without the KL: a penalty makes no answer wrong
-        return self._credit.signal(rows, rewards, correct, sizes, score, step=step, penalties=penalties)
+        return self._credit.signal(
+            [self._row(row) for row in data],
+            rewards,
+            self._correct(data, rewards),  # by the reward without the KL: a penalty makes no answer wrong
+            sizes,
+            score,
+            step=self.global_steps - 1,
+            penalties=penalties,
+        )
 
     def _row(self, data: Fields) -> Row:
         try:
-            given = data["reward_model"]["ground_truth"]
+            written_truth = data["reward_model"]["ground_truth"]
         except (KeyError, TypeError):
             raise DataError("a row's column `reward_model` has no `ground_truth`, as verl's data sets have") from None
-        truth = answer_text(given, "`reward_model.ground_truth` of a row")
         key = self._settings.solution_key
-        solution = solution_text((data.get("extra_info") or {}).get(key), f"`extra_info.{key}` of a row")
-        own = data["response_mask"].bool().tolist()
-        return Row(tuple(data["responses"].tolist()), own, truth, solution, bool(_visuals(data)))
+        extra_info = data.get("extra_info") or {}
+        return Row(
+            response_ids=tuple(data["responses"].tolist()),
+            own=data["response_mask"].bool().tolist(),
+            ground_truth=answer_text(written_truth, "`reward_model.ground_truth` of a row"),
+            solution=solution_text(extra_info.get(key), f"`extra_info.{key}` of a row"),
+            has_images=bool(_visuals(data)),
+        )
 
     def _correct(self, data: Sequence[Fields], rewards: Tensor) -> Tensor:
         key = self._settings.correct_key
         if key is None:
             return rewards >= 0.5
-        found = [(each.get("extra_fields") or {}).get("reward_extra_info") or {} for each in data]
-        if lacking := [each for each in found if key not in each]:
-            known = ", ".join(lacking[0]) or "none"
-            raise ConfigError(f"trainer.v1.{MODE}.correct_key: the reward function returns no '{key}', but {known}")
-        return torch.tensor([float(each[key]) for each in found]) >= 0.5
+        scores: list[float] = []
+        for row in data:
+            extra_fields = row.get("extra_fields") or {}
+            reward_results = extra_fields.get("reward_extra_info") or {}
+            if key not in reward_results:
+                known = ", ".join(reward_results) or "none"
+                raise ConfigError(f"trainer.v1.{MODE}.correct_key: the reward function returns no '{key}', but {known}")
+            scores.append(float(reward_results[key]))
+        return torch.tensor(scores) >= 0.5
 
     def _teachers(self, data: Sequence[Fields], shown: Shown, live: Tensor, old: Tensor) -> dict[str, Tensor]:
         """Scores the live rows that have a reference with the actor's workers: view -> (B, T), `old` elsewhere."""
         teachers = {view: old.clone() for view in shown}
-        asked = {
-            f"{view}_{row}_0": (view, row, hint)
-            for view, hints in shown.items()
-            for row, hint in enumerate(hints)
-            if hint is not None and live[row]
-        }
-        if not asked:
+        keys: list[str] = []
+        names: list[tuple[str, int]] = []  # of the rows to score: view, and row of the batch
+        fields: list[Tree] = []
+        for view, hints in shown.items():
+            for row, hint in enumerate(hints):
+                if hint is not None and live[row]:
+                    keys.append(f"{view}_{row}_0")
+                    names.append((view, row))
+                    fields.append(self._teacher_row(data[row], hint))
+        if not keys:
             return teachers
-        fields = [self._teacher_row(data[row], hint) for _, row, hint in asked.values()]
-        tags = [{"status": "success", "seq_len": len(each["input_ids"])} for each in fields]
-        keys = list(asked)
+        tags = [{"status": "success", "seq_len": len(row_fields["input_ids"])} for row_fields in fields]
         tq.kv_batch_put(keys=keys, partition_id=_PARTITION, fields=list_of_dict_to_tensordict(fields), tags=tags)
         meta = KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=tags)
         meta = self._balance_batch(meta, {})  # also appends the rows that make the batch divisible
@@ -173,18 +194,21 @@ class CepoTrainer(get_trainer_cls("sync")):
             scored = tq.kv_batch_get(keys=keys, partition_id=_PARTITION, select_fields=["log_probs"])
         finally:
             tq.kv_clear(keys=meta.keys, partition_id=_PARTITION)
-        for (view, row, _), values in zip(asked.values(), scored["log_probs"].unbind(), strict=True):
+        for (view, row), log_probs in zip(names, scored["log_probs"].unbind(), strict=True):
             length = len(data[row]["responses"])
-            teachers[view][row, :length] = values[-length - 1 : -1].float()  # each position predicts the next token
+            teachers[view][row, :length] = log_probs[-length - 1 : -1].float()  # each position predicts the next token
         return teachers
 
     def _teacher_row(self, data: Fields, hint: Hint) -> Tree:
-        messages, responses = list(data["raw_prompt"]), data["responses"]
+        messages = list(data["raw_prompt"])
+        responses = data["responses"]
         hinted, prefix = self._credit.teacher_messages(messages, hint)
         target = [*self._prompt_ids(hinted), *self._credit.texts.encode_text(prefix)]
         visuals: Tree = {}
         if self._credit.shows_images(hint):
-            visuals = _visuals(data) if hint.mask is None else self._masked_visuals(data, hint.mask)
+            visuals = _visuals(data)
+            if hint.mask is not None:
+                visuals = self._masked_visuals(data, hint.mask)
             target = spliced(data["prompts"].tolist(), self._prompt_ids(messages), target, self._placeholders)
         prompts = torch.tensor(target)
         input_ids = torch.cat([prompts, responses])
@@ -233,33 +257,42 @@ class CepoTrainer(get_trainer_cls("sync")):
     def _positions(self, input_ids: Tensor, visuals: Fields) -> Tensor:
         """Returns the positions that verl gives to a row: (L,), or (4, L) with M-RoPE."""
         indexer = getattr(self.processor, "get_rope_index", None)
-        marked = indexer is not None and "mm_token_type_ids" in inspect.signature(indexer).parameters
-        inputs = dict(visuals) | ({"mm_token_type_ids": True} if marked else {})
-        ids, worker = input_ids.unsqueeze(0), SimpleNamespace(processor=self.processor)
-        return AgentLoopWorker._compute_position_ids(worker, ids, torch.ones_like(ids), inputs).squeeze(0)
+        inputs = dict(visuals)
+        if indexer is not None and "mm_token_type_ids" in inspect.signature(indexer).parameters:
+            inputs["mm_token_type_ids"] = True  # verl then computes them
+        batch_of_one = input_ids.unsqueeze(0)
+        worker = SimpleNamespace(processor=self.processor)  # the method reads nothing else of its worker
+        positions = AgentLoopWorker._compute_position_ids(worker, batch_of_one, torch.ones_like(batch_of_one), inputs)
+        return positions.squeeze(0)
 
 
 def _groups(batch: KVBatchMeta, *, at_least: int) -> list[list[int]]:
     """Returns the rows of each prompt in the order of generation, small groups first, without verl's padding rows."""
-    groups: dict[str, dict[int, int]] = defaultdict(dict)
+    rows_of_prompts: dict[str, dict[int, int]] = defaultdict(dict)  # by prompt, then by session
     for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
         if tag.get("is_padding"):
             continue
         prompt, session, output = key.rsplit("_", 2)
         if int(output) > 0:
             raise DataError(f"an agent loop gave several outputs for one rollout ({key}), whose credit is not defined")
-        groups[prompt][int(session)] = row
-    ordered = [[rows[session] for session in sorted(rows)] for rows in groups.values()]
-    return sorted((group for group in ordered if len(group) >= at_least), key=len)
+        rows_of_prompts[prompt][int(session)] = row
+    groups: list[list[int]] = []
+    for rows_of_sessions in rows_of_prompts.values():
+        group = [row for _, row in sorted(rows_of_sessions.items())]
+        if len(group) >= at_least:
+            groups.append(group)
+    return sorted(groups, key=len)
 
 
 def _rows_of(data: TensorDict) -> list[Tree]:
     """Returns the rows of a batch, whose fields may be nested, stacked or no tensors, as mappings."""
-    columns = {name: each.unbind() if isinstance(each, Tensor) else each.tolist() for name, each in data.items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    columns: dict[str, Sequence[Any]] = {}
+    for name, column in data.items():
+        columns[name] = column.unbind() if isinstance(column, Tensor) else column.tolist()
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _visuals(data: Fields) -> Tree:
     """Returns the row's inputs to the vision tower; none for a row of text."""
-    found = data.get("multi_modal_inputs") or {}
-    return {name: value for name, value in found.items() if value is not None}
+    inputs = data.get("multi_modal_inputs") or {}
+    return {name: value for name, value in inputs.items() if value is not None}
