@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -49,18 +50,19 @@ def token_divergence(
     Returns:
         float32, or float64 if the student's logits are float64.
     """
+    exact_student_logits = _exact(student_logits)
     with torch.no_grad():
-        teacher = _exact(teacher_logits).to(_exact(student_logits[:0]).dtype).log_softmax(dim=1)
-    student = _exact(student_logits).log_softmax(dim=1)
-    at_targets = targets.unsqueeze(1)
-    log_probs = student.gather(1, at_targets).squeeze(1)
+        exact_teacher_logits = _exact(teacher_logits).to(exact_student_logits.dtype)
+        teacher = exact_teacher_logits.log_softmax(dim=1)  # (n, V) log P_T
+    student = exact_student_logits.log_softmax(dim=1)  # (n, V) log P_S
+    log_probs = _at(student, targets)
     if settings.support == "sampled":
-        coefficient = log_probs.detach() - teacher.gather(1, at_targets).squeeze(1)
-        return log_probs, log_probs * (coefficient if settings.clip is None else coefficient.clamp(max=settings.clip))
+        return log_probs, _sampled_divergence(log_probs, _at(teacher, targets), settings)
     if settings.support == "topk" and settings.topk < student.shape[1]:
         ranked = student.detach() if settings.topk_from == "student" else teacher
-        top = ranked.topk(settings.topk, dim=1).indices
-        student, teacher = _coarse(student, top), _coarse(teacher, top)
+        top = ranked.topk(settings.topk, dim=1).indices  # (n, k)
+        student = _coarse(student, top)  # (n, k + 1)
+        teacher = _coarse(teacher, top)
     entries = _entries(student, teacher, settings)
     if settings.clip is not None and settings.clip_mode == "vocab_entry":
         entries = entries.clamp(max=settings.clip)
@@ -68,6 +70,18 @@ def token_divergence(
     if settings.clip is not None and settings.clip_mode == "token":
         divergence = divergence.clamp(max=settings.clip)
     return log_probs, divergence
+
+
+def _at(log_probs: Float[Tensor, "n V"], targets: Int64[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
+
+
+def _sampled_divergence(student: Tensor, teacher: Tensor, settings: DivergenceConfig) -> Tensor:
+    """Returns `sg(log P_S - log P_T) log P_S` of the sampled tokens, with the coefficient sg(.) at most `clip`."""
+    coefficient = student.detach() - teacher
+    if settings.clip is not None:
+        coefficient = coefficient.clamp(max=settings.clip)
+    return student * coefficient
 
 
 def chunked_divergence(
@@ -88,21 +102,22 @@ def chunked_divergence(
     weights of `student_head` get gradients, the teacher gets none.
     """
 
-    def chunk(student: Tensor, teacher: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def of_chunk(student: Tensor, teacher: Tensor, chunk_targets: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             teacher_logits = _logits(teacher, teacher_head, temperature)
         student_logits = _logits(student, student_head, temperature)
-        return token_divergence(student_logits, teacher_logits, wanted, settings)
+        return token_divergence(student_logits, teacher_logits, chunk_targets, settings)
 
-    parts: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, max(len(targets), 1), chunk_tokens):
-        here = slice(start, start + chunk_tokens)
-        inputs = (student_hidden[here], teacher_hidden[here].detach(), targets[here])
-        if torch.is_grad_enabled():
-            parts.append(cast("tuple[Tensor, Tensor]", checkpoint(chunk, *inputs, use_reentrant=False)))
-        else:
-            parts.append(chunk(*inputs))
-    log_probs, divergences = zip(*parts, strict=True)
+    compute: Any = of_chunk
+    if torch.is_grad_enabled():
+        compute = partial(checkpoint, of_chunk, use_reentrant=False)
+    log_probs: list[Tensor] = []
+    divergences: list[Tensor] = []
+    for start in range(0, max(len(targets), 1), chunk_tokens):  # one empty chunk for no tokens
+        chunk = slice(start, start + chunk_tokens)
+        chunk_log_probs, divergence = compute(student_hidden[chunk], teacher_hidden[chunk].detach(), targets[chunk])
+        log_probs.append(chunk_log_probs)
+        divergences.append(divergence)
     return torch.cat(log_probs), torch.cat(divergences)
 
 
@@ -120,23 +135,27 @@ def distillation_losses(
     The importance weight is min(P_S(y_t) / P_old(y_t), importance_clip) without gradient, unlike PPO's clip, or 1.
     Tokens of weight 0 have loss and gradient 0 but remain in the graph, so that every rank runs the same backward pass.
     """
-    losses, learning, found = divergence * token_weight, token_weight > 0, divergence.detach()
-    metrics: Metrics = {"distillation/divergence": mean_of(found, learning)}
-    if bool(learning.any()):
-        metrics["distillation/divergence_max"] = max_value(float(found[learning].max()))
+    losses = divergence * token_weight
+    is_taught = token_weight > 0
+    value = divergence.detach()
+    metrics: Metrics = {"distillation/divergence": mean_of(value, is_taught)}
+    if bool(is_taught.any()):
+        metrics["distillation/divergence_max"] = max_value(float(value[is_taught].max()))
     if settings.clip is not None and settings.clip_mode == "token" and settings.support != "sampled":
-        metrics["distillation/clip_fraction"] = mean_of((found >= settings.clip).float(), learning)
+        is_clipped = value >= settings.clip
+        metrics["distillation/clip_fraction"] = mean_of(is_clipped.float(), is_taught)
     if settings.importance_clip is not None:
         log_ratio = (log_probs - old_log_probs).detach()
-        clipped = log_ratio > math.log(settings.importance_clip)
-        metrics["distillation/importance_clip_fraction"] = mean_of(clipped.float(), learning)
+        is_bounded = log_ratio > math.log(settings.importance_clip)
+        metrics["distillation/importance_clip_fraction"] = mean_of(is_bounded.float(), is_taught)
         losses = losses * bounded_ratio(log_ratio).clamp(max=settings.importance_clip)
     return losses, metrics
 
 
 def _logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:
-    logits = _exact(functional.linear(hidden, head) if isinstance(head, Tensor) else head(hidden))
-    return logits if temperature == 1.0 else logits / temperature
+    logits = functional.linear(hidden, head) if isinstance(head, Tensor) else head(hidden)
+    exact_logits = _exact(logits)
+    return exact_logits if temperature == 1.0 else exact_logits / temperature
 
 
 def _exact(logits: Tensor) -> Tensor:
@@ -148,7 +167,8 @@ def _coarse(log_probs: Tensor, top: Tensor) -> Tensor:
 
     The remaining mass is summed directly, because 1 - (mass of the top) may have no correct digit in float32.
     """
-    rest = log_probs.scatter(1, top, -math.inf).logsumexp(dim=1, keepdim=True)
+    without_top = log_probs.scatter(1, top, -math.inf)
+    rest = without_top.logsumexp(dim=1, keepdim=True)  # (n, 1)
     return torch.cat([log_probs.gather(1, top), rest], dim=1)
 
 
@@ -159,10 +179,12 @@ def _entries(student: Tensor, teacher: Tensor, settings: DivergenceConfig) -> Te
     if settings.kind == "reverse_kl":
         return student.exp() * (student - teacher)
     # log P_T - log M = -log(b + (1 - b) e^u) with u = log P_S - log P_T, and likewise for P_S, avoids cancellation.
-    share, rest = settings.jsd_weight, 1.0 - settings.jsd_weight
+    share = settings.jsd_weight  # b
+    rest = 1.0 - share
     odds = student - teacher + math.log(rest / share)
-    of_teacher = share * teacher.exp() * (_softplus(odds) + math.log(share))
-    return -(of_teacher + rest * student.exp() * (_softplus(-odds) + math.log(rest)))
+    teacher_part = share * teacher.exp() * (_softplus(odds) + math.log(share))
+    student_part = rest * student.exp() * (_softplus(-odds) + math.log(rest))
+    return -(teacher_part + student_part)
 
 
 def _softplus(values: Tensor) -> Tensor:

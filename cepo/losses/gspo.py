@@ -21,10 +21,13 @@ class Gspo(Ppo):
     """
 
     def ratio(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
-        return bounded_ratio(sequence_log_ratio(tokens)).expand_as(tokens.log_probs)
+        ratio_of_response = bounded_ratio(sequence_log_ratio(tokens))  # (R, 1)
+        return ratio_of_response.expand_as(tokens.log_probs)
 
 
 def sequence_log_ratio(tokens: PolicyTokens) -> Float[Tensor, "R 1"]:
     """Returns the mean of log rho over each response; 0 for a response without tokens."""
-    total = tokens.log_ratio.where(tokens.response_mask, 0.0).sum(dim=1, keepdim=True)
-    return total / tokens.response_mask.sum(dim=1, keepdim=True).clamp(min=1)
+    log_ratio = tokens.log_ratio.where(tokens.response_mask, 0.0)
+    total = log_ratio.sum(dim=1, keepdim=True)
+    num_tokens = tokens.response_mask.sum(dim=1, keepdim=True)
+    return total / num_tokens.clamp(min=1)

@@ -21,7 +21,8 @@ def importance_weights(
     if kind == "truncate":
         return rho.clamp(max=threshold)
     assert kind == "mask", kind
-    return rho.where((rho >= 1.0 / threshold) & (rho <= threshold), 0.0)
+    is_within = (rho >= 1.0 / threshold) & (rho <= threshold)
+    return rho.where(is_within, 0.0)
 
 
 def agreement_metrics(
@@ -36,8 +37,10 @@ def agreement_metrics(
         return {}
     log_ratio = scored - sampled
     gap = log_ratio.abs()
+    largest_gap = float(gap[counted].max())
+    kl = bounded_ratio(log_ratio) - 1.0 - log_ratio
     return {
         "rollout/log_prob_gap_mean": mean_of(gap, counted),
-        "rollout/log_prob_gap_max": max_value(float(gap[counted].max())),
-        "rollout/kl": mean_of(bounded_ratio(log_ratio) - 1.0 - log_ratio, counted),
+        "rollout/log_prob_gap_max": max_value(largest_gap),
+        "rollout/kl": mean_of(kl, counted),
     }

@@ -78,18 +78,10 @@ def objective(
         reference_divergence: KL(P_student || P_reference) over the vocabulary, with gradient, for the penalty `full`.
         entropies: H with its coefficient; None without an entropy in the loss.
     """
-    old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
-    tokens = PolicyTokens(log_probs=log_probs, old_log_probs=old, advantages=terms.advantages, response_mask=mask)
-    losses = settings.loss.token_losses(tokens)
-    metrics = policy_metrics(settings.loss, tokens.detached())
-    if settings.rollout_is != "none":
-        assert terms.sampled_log_probs is not None, "importance weights compare with the rollout engine"
-        importance = importance_weights(
-            old, terms.sampled_log_probs, kind=settings.rollout_is, threshold=settings.rollout_is_threshold
-        )
-        losses = losses * importance
-        metrics["rollout/is_weight"] = mean_of(importance, mask)
-    policy = (losses * weight).sum()
+    mask = terms.response_mask
+    weight = terms.weight
+    policy_losses, metrics = _policy_losses(log_probs, terms, settings)
+    policy = (policy_losses * weight).sum()
     metrics["actor/pg_loss"] = share_of_mean(float(policy.detach()))
     total = policy
     penalties = reference_divergence
@@ -100,11 +92,11 @@ def objective(
         total = total + settings.kl_coefficient * (penalties * weight).sum()
     if teacher_divergence is not None:
         assert terms.divergence_weight is not None and divergence_settings is not None, "a divergence has a weight"
-        distilled, of_divergence = distillation_losses(
-            teacher_divergence, log_probs, old, terms.divergence_weight, divergence_settings
+        distillation_terms, distillation_metrics = distillation_losses(
+            teacher_divergence, log_probs, terms.old_log_probs, terms.divergence_weight, divergence_settings
         )
-        distillation = (distilled * weight).sum()
-        metrics |= of_divergence
+        distillation = (distillation_terms * weight).sum()
+        metrics |= distillation_metrics
         metrics["actor/distillation_loss"] = share_of_mean(float(distillation.detach()))
         total = total + distillation
     if entropies is not None:
@@ -113,6 +105,31 @@ def objective(
         metrics["actor/entropy_loss"] = share_of_mean(float(entropy_loss.detach()))
         total = total + entropy_loss
     return total, metrics
+
+
+def _policy_losses(
+    log_probs: Float[Tensor, "R T"], terms: ObjectiveTerms, settings: ObjectiveSettings
+) -> tuple[Float[Tensor, "R T"], Metrics]:
+    """Returns each token's policy loss, with its importance weight if there is one, and metrics."""
+    tokens = PolicyTokens(
+        log_probs=log_probs,
+        old_log_probs=terms.old_log_probs,
+        advantages=terms.advantages,
+        response_mask=terms.response_mask,
+    )
+    losses = settings.loss.token_losses(tokens)
+    metrics = policy_metrics(settings.loss, tokens.detached())
+    if settings.rollout_is == "none":
+        return losses, metrics
+    assert terms.sampled_log_probs is not None, "importance weights compare with the rollout engine"
+    importance = importance_weights(
+        terms.old_log_probs,
+        terms.sampled_log_probs,
+        kind=settings.rollout_is,
+        threshold=settings.rollout_is_threshold,
+    )
+    metrics["rollout/is_weight"] = mean_of(importance, terms.response_mask)
+    return losses * importance, metrics
 
 
 @torch.no_grad()
@@ -129,7 +146,8 @@ def policy_metrics(loss: PolicyLoss, tokens: PolicyTokens) -> Metrics:
     counted = loss.counted(tokens)
     assert set(counted) == set(loss.fractions), f"loss {loss.name} counts {set(counted)}, declared {loss.fractions}"
     for name, chosen in counted.items():
-        metrics[name] = share_of_mean(float((chosen & mask).sum()))
+        num_chosen = (chosen & mask).sum()
+        metrics[name] = share_of_mean(float(num_chosen))
     return metrics | loss.metrics(tokens)
 
 

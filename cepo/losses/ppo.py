@@ -42,18 +42,22 @@ class Ppo(PolicyLoss):
         plain = -advantages * ratio
         clipped = -advantages * clipped_ratio(ratio, self.config)
         highest = plain.maximum(clipped)
-        if self.config.clip_ratio_dual is None:
+        dual = self.config.clip_ratio_dual
+        if dual is None:
             return highest
-        dual_bound = -advantages * self.config.clip_ratio_dual
-        return highest.minimum(dual_bound).where(advantages < 0, highest)
+        bounded = highest.minimum(-advantages * dual)
+        return bounded.where(advantages < 0, highest)
 
     def counted(self, tokens: PolicyTokens) -> Mapping[str, Bool[Tensor, "R T"]]:
         """Counts tokens whose loss is that of the clipped ratio, and those whose loss is the dual bound."""
         ratio = self.ratio(tokens)
         advantages = tokens.advantages
         plain = -advantages * ratio
-        highest = plain.maximum(-advantages * clipped_ratio(ratio, self.config))
+        clipped = -advantages * clipped_ratio(ratio, self.config)
+        highest = plain.maximum(clipped)
         counted = {HIGHER: plain < highest}
-        if self.config.clip_ratio_dual is not None:
-            counted[LOWER] = (advantages < 0) & (highest > -advantages * self.config.clip_ratio_dual)
+        dual = self.config.clip_ratio_dual
+        if dual is not None:
+            exceeds_bound = highest > -advantages * dual
+            counted[LOWER] = exceeds_bound & (advantages < 0)
         return counted

@@ -19,7 +19,8 @@ def value_loss(
 
     Source: PPO's value clip, as in EasyR1 (`worker.critic.cliprange_value`).
     """
-    return 0.5 * torch.maximum((values - returns).square(), (_clipped(values, old_values, clip) - returns).square())
+    error, clipped_error = _squared_errors(values, old_values, returns, clip)
+    return 0.5 * error.maximum(clipped_error)
 
 
 @torch.no_grad()
@@ -31,12 +32,17 @@ def value_metrics(
     clip: float,
 ) -> Metrics:
     """Returns the share of response tokens whose clipped value has the larger error, and the mean predicted value."""
-    worse = (_clipped(values, old_values, clip) - returns).square() > (values - returns).square()
+    error, clipped_error = _squared_errors(values, old_values, returns, clip)
+    is_worse = clipped_error > error
     return {
-        "critic/vf_clipfrac": mean_of(worse.float(), response_mask),
+        "critic/vf_clipfrac": mean_of(is_worse.float(), response_mask),
         "critic/vpred_mean": mean_of(values, response_mask),
     }
 
 
-def _clipped(values: Tensor, old_values: Tensor, clip: float) -> Tensor:
-    return torch.minimum(torch.maximum(values, old_values - clip), old_values + clip)
+def _squared_errors(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """Returns the squared errors of the values, and of the values within `clip` of the old ones."""
+    at_least = old_values - clip
+    at_most = old_values + clip
+    clipped = values.maximum(at_least).minimum(at_most)
+    return (values - returns).square(), (clipped - returns).square()
