@@ -59,9 +59,8 @@ class Problem:
     solution: str | None
     columns: dict[str, Any] = field(repr=False)  # the row's other columns, for reward functions
     image_source: ImageSource | None = None  # where `images` can be read again; None with videos or without a source
-    teacher_images: tuple[Image, ...] = field(
-        default=(), repr=False
-    )  # as many, instead of `images`; empty for the same
+    # What teachers see instead of `images`, as many; empty if they see the same.
+    teacher_images: tuple[Image, ...] = field(default=(), repr=False)
     teacher_image_source: ImageSource | None = None
     videos: tuple[Video, ...] = field(default=(), repr=False)
     history: tuple[Turn, ...] = ()  # the turns before `text` if the prompt is a conversation
@@ -104,9 +103,12 @@ class HintTemplate(UserTemplate):
     """
 
     def __init__(self, placement: str, path: str | None = None) -> None:
-        source, origin = TEMPLATES.get(placement), f"the built-in wording of {placement}"
-        if path is not None:
-            source, origin = read_text(Path(path)).removesuffix("\n"), f"teacher.template {path}"
+        if path is None:
+            source = TEMPLATES.get(placement)
+            origin = f"the built-in wording of {placement}"
+        else:
+            source = read_text(Path(path)).removesuffix("\n")
+            origin = f"teacher.template {path}"
         if source is None:
             raise ConfigError(
                 f"teacher.placement {placement} has no built-in wording; name a Jinja file in teacher.template"
@@ -128,24 +130,32 @@ def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
     Special-token texts (control tokens, image placeholders) are removed until none is left, because removing one, or
     the spaces within one, can join the halves of another. This takes one pass, since texts may nest a million deep.
     """
-    specials = sorted({special for special in special_texts if special}, key=len, reverse=True)
+    distinct_specials = {special for special in special_texts if special}
+    specials = sorted(distinct_specials, key=len, reverse=True)
     # Spaces first: line breaks are control characters too, and removing them would turn "1\r2" into "12".
-    text = " ".join(_CONTROL_CHARACTERS.sub("", " ".join(text.split())).split())
+    visible = _CONTROL_CHARACTERS.sub("", _with_single_spaces(text))
+    text = _with_single_spaces(visible)
     if not any(special in text for special in specials):
         return text
-    ending: dict[str, list[str]] = {}
+    by_last_character: dict[str, list[str]] = {}
     for special in specials:
-        ending.setdefault(special[-1], []).append(special)
-    kept: list[str] = []
+        by_last_character.setdefault(special[-1], []).append(special)
+    characters: list[str] = []
     for character in text:
-        if character == " " and (not kept or kept[-1] == " "):
+        follows_space = not characters or characters[-1] == " "
+        if character == " " and follows_space:
             continue
-        kept.append(character)
-        for special in ending.get(character, ()):
-            if "".join(kept[-len(special) :]) == special:
-                del kept[-len(special) :]
+        characters.append(character)
+        for special in by_last_character.get(character, ()):
+            ending = "".join(characters[-len(special) :])
+            if ending == special:
+                del characters[-len(special) :]
                 break
-    return "".join(kept).rstrip()
+    return "".join(characters).rstrip()
+
+
+def _with_single_spaces(text: str) -> str:
+    return " ".join(text.split())
 
 
 class ReferenceTexts:
@@ -154,7 +164,8 @@ class ReferenceTexts:
     def __init__(self, codec: TextCodec, teacher: TeacherConfig) -> None:
         if not teacher.with_images:
             logger.warning("teacher.with_images is false: teachers score answers about images that they do not see")
-        self._codec, self._teacher = codec, teacher
+        self._codec = codec
+        self._teacher = teacher
         self.template = HintTemplate(teacher.placement, teacher.template)
         self._special_texts = codec.special_texts
 
@@ -165,12 +176,16 @@ class ReferenceTexts:
         be the answer.
         """
         text = self.whole_text(reference)
-        is_sampled = reference.token_ids is not None
-        return text if is_sampled else self.shortened(text, reference.max_tokens or self._teacher.max_reference_tokens)
+        if reference.token_ids is not None:
+            return text
+        max_tokens = reference.max_tokens or self._teacher.max_reference_tokens
+        return self.shortened(text, max_tokens)
 
     def whole_text(self, reference: Reference) -> str:
         """Returns the sanitised reference without a maximum length."""
-        text = reference.text if reference.token_ids is None else self._codec.decode(reference.token_ids)
+        text = reference.text
+        if reference.token_ids is not None:
+            text = self._codec.decode(reference.token_ids)
         assert text is not None, "a teacher without images, or with masked ones, reads no text"
         return sanitise_reference(text, self._special_texts)
 
@@ -179,11 +194,12 @@ class ReferenceTexts:
         tokens = self._codec.encode_text(text)
         if len(tokens) <= num_tokens:
             return text
-        kept = self._codec.decode(tokens[:num_tokens]).rstrip("\ufffd")
-        rest = self._codec.decode(tokens)[len(kept) :]  # not of `text`: tokenizers compose accents
+        beginning = self._codec.decode(tokens[:num_tokens]).rstrip("\ufffd")
+        whole = self._codec.decode(tokens)  # not `text`: tokenizers compose accents
+        rest = whole[len(beginning) :]
         if re.match(r"[.,]?\d", rest):
-            kept = _PART_OF_A_NUMBER.sub("", kept)
-        return kept.rstrip()
+            beginning = _PART_OF_A_NUMBER.sub("", beginning)
+        return beginning.rstrip()
 
 
 class ContextBuilder(ReferenceTexts):
@@ -208,8 +224,10 @@ class ContextBuilder(ReferenceTexts):
         visuals = self._processing.load_images(problem.images, problem.image_source, problem.videos)
         prompt = self._processing.encode(problem.text, visuals, history=problem.history)
         if problem.teacher_images:
-            shown = self._processing.load_images(problem.teacher_images, problem.teacher_image_source, problem.videos)
-            prompt = replace(prompt, teacher_images=shown)
+            teacher_images = self._processing.load_images(
+                problem.teacher_images, problem.teacher_image_source, problem.videos
+            )
+            prompt = replace(prompt, teacher_images=teacher_images)
         if len(prompt.token_ids) > self._max_context_length:
             raise DataError(
                 f"row {problem.prompt_id}: the prompt has {len(prompt.token_ids)} tokens; data.max_prompt_length is "
@@ -219,10 +237,13 @@ class ContextBuilder(ReferenceTexts):
 
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:
         """Encodes the student's user turn with `reference_text` and, if configured, images, without a length limit."""
-        images = student.images if student.teacher_images is None else student.teacher_images
-        text, history = problem.text, problem.history
-        if not self._teacher.with_images:
-            images, (text, history) = None, _without_marks(problem)
+        if self._teacher.with_images:
+            images = student.images if student.teacher_images is None else student.teacher_images
+            text = problem.text
+            history = problem.history
+        else:
+            images = None
+            text, history = _without_marks(problem)
         rendered = self.template.render(prompt=text, reference=reference_text)
         if self._teacher.placement != "assistant_prefix":
             return self._processing.encode(rendered, images, history=history)
@@ -241,8 +262,10 @@ class ContextBuilder(ReferenceTexts):
             excess = len(context.token_ids) - self._max_context_length
             if excess <= 0:
                 return context, reference_text
-            kept = len(self._processing.encode_text(reference_text)) - excess
-            reference_text = "" if is_answer or kept <= 0 else self.shortened(reference_text, kept)
+            num_tokens = len(self._processing.encode_text(reference_text)) - excess
+            if is_answer or num_tokens <= 0:
+                return None
+            reference_text = self.shortened(reference_text, num_tokens)
             if not reference_text:
                 return None
 
@@ -269,4 +292,6 @@ def _without_marks(problem: Problem) -> tuple[str, Sequence[Turn]]:
     while any(mark in text for mark in MARKS for text in texts):  # removing one can join the halves of another
         for mark in MARKS:
             texts = [text.replace(mark, "") for text in texts]
-    return texts[0], [Turn(turn.role, text) for turn, text in zip(problem.history, texts[1:], strict=True)]
+    question, *earlier_texts = texts
+    history = [Turn(turn.role, text) for turn, text in zip(problem.history, earlier_texts, strict=True)]
+    return question, history
