@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -102,7 +102,8 @@ class TokenForest:
             segment = self.segments[node]
             start = segment.start
             new_parent = new_numbers[segment.parent]
-            if segment.parent >= 0 and num_branches[segment.parent] == 1 and segment.parent not in row_ends:
+            is_only_branch = segment.parent >= 0 and num_branches[segment.parent] == 1
+            if is_only_branch and segment.parent not in row_ends:
                 # The parent is the segment added last, because its only branch follows it directly.
                 parent = segments.pop()
                 start = parent.start
@@ -184,9 +185,9 @@ class _Planner:
 
     def grow(self, contexts: Mapping[tuple[int, ...], list[int]], *, start: int, parent: int) -> None:
         """Adds the tokens from `start` on of the rows of each context, which is given by its tokens' identities."""
-        first, rows = next(iter(contexts.items()))
+        first, first_rows = next(iter(contexts.items()))
         if len(contexts) == 1:
-            self._finish(len(first), rows, start, parent)
+            self._finish(len(first), first_rows, start, parent)
             return
         num_common = _num_common(contexts)
         # The contexts by their first token after the common part; a context that ends there has the key ().
@@ -195,11 +196,12 @@ class _Planner:
             next_token = identities[num_common : num_common + 1]
             branches.setdefault(next_token, {})[identities] = context_rows
         cut = num_common
-        if min(chain.from_iterable(branches)) < 0:  # a branch begins with a placeholder
+        begins_with_placeholder = any(next_token and next_token[0] < 0 for next_token in branches)
+        if begins_with_placeholder:
             while cut > 0 and first[cut - 1] < 0:
                 cut -= 1
         if cut - start >= self._min_shared:
-            parent = self._add(rows[0], start, cut, parent)
+            parent = self._add(first_rows[0], start, cut, parent)
             start = cut
         for branch in branches.values():
             self.grow(branch, start=start, parent=parent)
@@ -240,10 +242,12 @@ def pack_rows(forest: TokenForest, *, budget: int) -> list[list[int]]:
     Rows that share tokens remain together unless they exceed the budget. In that case the largest branches that fit
     remain whole, and each pass repeats the tokens before its branches. A single row above the budget gets its own pass.
     """
+    pieces = _Cutter(forest, budget).pieces()
+    largest_first = sorted(pieces, key=lambda piece: -piece.num_tokens)
     packs: list[_Piece] = []
-    for piece in sorted(_Cutter(forest, budget).pieces(), key=lambda piece: -piece.num_tokens):
-        with_room = (pack for pack in packs if pack.num_tokens + piece.num_tokens <= budget)
-        pack = next(with_room, None)
+    for piece in largest_first:
+        room_needed = budget - piece.num_tokens
+        pack = next((pack for pack in packs if pack.num_tokens <= room_needed), None)
         if pack is None:
             packs.append(piece)
         else:
@@ -269,8 +273,9 @@ class _Cutter:
         for index, segment in enumerate(forest.segments):
             if segment.parent >= 0:
                 self._children[segment.parent].append(index)
-        for row, (context_end, leaf) in enumerate(zip(forest.context_ends, forest.leaves, strict=True)):
-            last_segment = context_end if leaf < 0 else leaf
+        for row, leaf in enumerate(forest.leaves):
+            has_leaf = leaf >= 0
+            last_segment = leaf if has_leaf else forest.context_ends[row]
             self._ending[last_segment].append(row)
 
     def pieces(self) -> list[_Piece]:
@@ -372,17 +377,23 @@ class Passes:
         (num_passes,) = self._largest([len(indices_of_passes)])
         while len(indices_of_passes) < num_passes:
             indices_of_passes.append([])
-        images_counts: list[int] = []
-        for indices in indices_of_passes:
-            images_counts.append(sum(rows[index].context.images is not None for index in indices))
-        # Whether any rank has images in a pass matters only to a sharded tower, which all ranks must run together.
-        largest_counts = images_counts if self._image_filler is None else self._largest(images_counts)
+        lacks_images = self._lack_images(rows, indices_of_passes)
         passes: list[RankPass] = []
-        for indices, count, largest_count in zip(indices_of_passes, images_counts, largest_counts, strict=True):
-            lacks_images = count == 0 and largest_count > 0
-            filler = self._filler_for(is_empty=not indices, lacks_images=lacks_images)
+        for indices, lacks in zip(indices_of_passes, lacks_images, strict=True):
+            filler = self._filler_for(is_empty=not indices, lacks_images=lacks)
             passes.append(self._rank_pass(rows, indices, forest, filler))
         return passes
+
+    def _lack_images(self, rows: Sequence[ScoringRow], indices_of_passes: Sequence[Sequence[int]]) -> list[bool]:
+        """Returns for each pass whether this rank must run a sharded tower in it without images of its own."""
+        if self._image_filler is None:  # the tower is whole on each rank, which runs it alone
+            return [False] * len(indices_of_passes)
+        images_counts: list[int] = []
+        for indices in indices_of_passes:
+            rows_with_images = [index for index in indices if rows[index].context.images is not None]
+            images_counts.append(len(rows_with_images))
+        largest_counts = self._largest(images_counts)
+        return [count == 0 and largest > 0 for count, largest in zip(images_counts, largest_counts, strict=True)]
 
     def _filler_for(self, *, is_empty: bool, lacks_images: bool) -> ScoringRow | None:
         if lacks_images:
@@ -405,7 +416,12 @@ class Passes:
         if self._longest_row is not None:
             budget = size * self._longest_row
             return padded_batches(rows, budget) if forest is None else pack_rows(forest, budget=budget)
-        order = by_length(rows) if forest is None else list(chain.from_iterable(families(forest)))
+        order: list[int] = []
+        if forest is None:
+            order = by_length(rows)
+        else:
+            for family in families(forest):
+                order += family
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _largest(self, values: list[int]) -> list[int]:

@@ -6,7 +6,6 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
@@ -82,7 +81,8 @@ class Trained(ABC, Generic[Config, Model, Batch]):
         self.to_device(optimizer=True)
         parts = [self._optimizer_step(batch) for batch in batches]
         self.offload_optimizer()
-        return merge_metrics([*parts, on_first_rank({f"{self.name}/lr": mean_value(learning_rate)})])
+        rate_metrics = {f"{self.name}/lr": mean_value(learning_rate)}
+        return merge_metrics([*parts, on_first_rank(rate_metrics)])
 
     def forget_gradients(self) -> None:
         """Frees the gradients, so that they take no memory from the rollout engine."""
@@ -125,10 +125,11 @@ class Trained(ABC, Generic[Config, Model, Batch]):
         results: dict[int, Tensor] = {}
         passes = self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience)
         for part in shown(passes, activity):
+            values = compute(part).float().cpu()  # (N,)
             lengths = [len(row.response_ids) for row in part.rows]
-            values = compute(part).float().cpu().split(lengths)  # a (T,) tensor per row
+            values_of_rows = values.split(lengths)
             # Entries beyond the indices belong to the filler.
-            results.update(zip(part.indices, values, strict=False))
+            results.update(zip(part.indices, values_of_rows, strict=False))
         return [results[index] for index in range(len(rows))]
 
     def _accumulate(self, batch: Batch) -> list[Metrics]:
@@ -144,10 +145,12 @@ class Trained(ABC, Generic[Config, Model, Batch]):
                 weight.grad = torch.zeros_like(weight)
             else:
                 weight.grad.zero_()
-        weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
+        weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)  # (B, T)
         passes = self.passes.cut(batch.rows, self._config.micro_batch_size_per_device_for_update)
-        activity = f"updating the {self.name}"
-        return [self._accumulate_gradient(batch, weights, part) for part in shown(passes, activity)]
+        metrics: list[Metrics] = []
+        for part in shown(passes, f"updating the {self.name}"):
+            metrics.append(self._accumulate_gradient(batch, weights, part))
+        return metrics
 
     @abstractmethod
     def _accumulate_gradient(self, batch: Batch, weights: Tensor, part: RankPass) -> Metrics:
@@ -160,13 +163,15 @@ class Trained(ABC, Generic[Config, Model, Batch]):
         `skipped_updates` and, unless skipped, `grad_norm` (before clipping), its maximum, and `weight_norm` (after).
         """
         parts = self._accumulate(batch)
-        norm = torch.nn.utils.clip_grad_norm_(weights_of(self.optimizer), self._config.max_grad_norm)
+        weights = weights_of(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(weights, self._config.max_grad_norm)
         grad_norm = float(whole_tensor(norm))
         is_finite = math.isfinite(grad_norm)
         metrics: Metrics = {f"{self.name}/skipped_updates": sum_value(float(not is_finite))}
         if is_finite:
             self.optimizer.step()
-            weight_norm = float(whole_tensor(torch.nn.utils.get_total_norm(weights_of(self.optimizer))))
+            norm_after = torch.nn.utils.get_total_norm(weights)
+            weight_norm = float(whole_tensor(norm_after))
             metrics[f"{self.name}/weight_norm"] = mean_value(weight_norm)
             metrics[f"{self.name}/grad_norm"] = mean_value(grad_norm)
             metrics[f"{self.name}/grad_norm_max"] = max_value(grad_norm)
@@ -174,7 +179,10 @@ class Trained(ABC, Generic[Config, Model, Batch]):
 
 
 def weights_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    weights: list[nn.Parameter] = []
+    for group in optimizer.param_groups:
+        weights += group["params"]
+    return weights
 
 
 def move_state(optimizer: Optimizer, device: torch.device) -> None:
@@ -190,8 +198,9 @@ def move_state(optimizer: Optimizer, device: torch.device) -> None:
 def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
     """Builds AdamW for the trained weights of `module`; `optim.strategy` selects the type of its state."""
     optimizer_class = CompensatedAdamW if optim.strategy == "adamw_bf16" else torch.optim.AdamW
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return optimizer_class(
-        [parameter for parameter in module.parameters() if parameter.requires_grad],
+        trained,
         lr=optim.lr,
         betas=(optim.betas[0], optim.betas[1]),
         weight_decay=optim.weight_decay,
@@ -254,13 +263,14 @@ class CompensatedAdamW(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state in the types in which it was saved; torch would cast it to the type of the weights."""
         super().load_state_dict(state_dict)
-        saved_names = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        weights = chain.from_iterable(group["params"] for group in self.param_groups)
-        for name, weight in zip(saved_names, weights, strict=True):
+        saved_names: list[int] = []
+        for saved_group in state_dict["param_groups"]:
+            saved_names += saved_group["params"]
+        for name, weight in zip(saved_names, weights_of(self), strict=True):
+            state = self.state[weight]
             saved_state = state_dict["state"].get(name, {})
             for entry, value in saved_state.items():
-                device = self.state[weight][entry].device
-                self.state[weight][entry] = value.to(device=device, copy=True)
+                state[entry] = value.to(device=state[entry].device, copy=True)
 
     def _update(self, weight: Tensor, group: dict[str, Any]) -> None:
         state = cast("dict[str, Tensor]", self.state[weight])
@@ -277,9 +287,13 @@ class CompensatedAdamW(Optimizer):
 
         momentum = state["exp_avg"].float().lerp_(gradient, 1 - beta1)
         state["exp_avg"].copy_(momentum)
-        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        deviation = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
-        update = momentum / (1 - beta1**step) / deviation
+        mean_square = state["exp_avg_sq"]
+        mean_square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        # Both averages begin at 0, from which the divisors remove the bias.
+        unbiased_momentum = momentum / (1 - beta1**step)
+        unbiased_mean_square = mean_square / (1 - beta2**step)
+        deviation = unbiased_mean_square.sqrt_().add_(group["eps"])
+        update = unbiased_momentum / deviation
         update.add_(weight, alpha=group["weight_decay"])
         update.mul_(-group["lr"])
 
