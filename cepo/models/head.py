@@ -104,11 +104,13 @@ def _float32_product(hidden: Float[Tensor, "n H"], weight: Float[Tensor, "V H"])
         return linear(hidden, weight)
     if hidden.device.type == "cuda":
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    logits = torch.empty(len(hidden), len(weight), dtype=torch.float32, device=hidden.device)
+    vocabulary_size, hidden_size = weight.shape
+    logits = torch.empty(len(hidden), vocabulary_size, dtype=torch.float32, device=hidden.device)
     float32_hidden = hidden.float()
-    rows_per_block = max(1, _VOCABULARY_BLOCK // weight.shape[1])
-    for block in chunks(len(weight), rows_per_block):
-        logits[:, block] = float32_hidden @ weight[block].float().t()
+    rows_per_block = max(1, _VOCABULARY_BLOCK // hidden_size)
+    for block in chunks(vocabulary_size, rows_per_block):
+        float32_weight = weight[block].float()
+        logits[:, block] = float32_hidden @ float32_weight.t()
     return logits
 
 
@@ -181,11 +183,12 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        no_gradients = (None,) * 5  # for targets, product, temperature, chunk_tokens and ahead
         factors = (gradient / ctx.temperature).unsqueeze(1)  # (N, 1)
         if ctx.ahead:
             (directions,) = ctx.saved_tensors
             to_hidden = (factors * directions).to(directions.dtype)
-            return to_hidden, None, None, None, None, None, None
+            return to_hidden, None, *no_gradients
         hidden, weight, targets = ctx.saved_tensors
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
@@ -195,7 +198,7 @@ class _LogProbs(torch.autograd.Function):
             to_logits = logits.mul_(factors[chunk]).to(weight.dtype)
             torch.mm(to_logits, weight, out=to_hidden[chunk])
             to_weight += to_logits.t() @ hidden[chunk]
-        return to_hidden, to_weight.to(weight.dtype), None, None, None, None, None
+        return to_hidden, to_weight.to(weight.dtype), *no_gradients
 
 
 def log_probs_in_place(
@@ -262,18 +265,22 @@ def _by_recomputation(
     """Computes `target_log_probs` for other heads, such as one with an adapter; the backward pass recomputes chunks."""
 
     def log_probs_of(chunk: slice) -> Tensor:
-        return vocabulary_log_probs(hidden[chunk], head, targets[chunk], temperature)[0]
+        log_probs, _ = vocabulary_log_probs(hidden[chunk], head, targets[chunk], temperature)
+        return log_probs
 
     compute: Any = log_probs_of
     if torch.is_grad_enabled():
         compute = partial(checkpoint, log_probs_of, use_reentrant=False)
-    return torch.cat([compute(chunk) for chunk in chunks(len(targets), chunk_tokens)])
+    parts = [compute(chunk) for chunk in chunks(len(targets), chunk_tokens)]
+    return torch.cat(parts)
 
 
 def vocabulary_log_probs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Returns the log-probs of the targets, and those of the whole vocabulary."""
-    log_p = (head(hidden).float() / temperature).log_softmax(dim=1)
-    return log_p.gather(1, targets.unsqueeze(1)).squeeze(1), log_p
+    logits = head(hidden).float() / temperature
+    log_p = logits.log_softmax(dim=1)  # (n, V)
+    log_probs = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return log_probs, log_p
 
 
 def chunks(count: int, size: int) -> list[slice]:

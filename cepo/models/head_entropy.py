@@ -70,7 +70,9 @@ class _LogProbsAndEntropies(torch.autograd.Function):
         for chunk in chunks(max(len(targets), 1), chunk_tokens):  # one empty chunk for no tokens
             logits = product(hidden[chunk], weight)  # (n, V)
             parts.append(statistics_of(logits, targets[chunk], temperature))
-        log_probs, entropies, normalisers = (torch.cat(values) for values in zip(*parts, strict=True))
+        log_probs = torch.cat([part.log_probs for part in parts])
+        entropies = torch.cat([part.entropies for part in parts])
+        normalisers = torch.cat([part.normalisers for part in parts])
         ctx.save_for_backward(hidden, weight, targets, entropies, normalisers)
         ctx.product = product
         ctx.temperature = temperature
@@ -81,7 +83,7 @@ class _LogProbsAndEntropies(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, to_log_probs: Tensor, to_entropies: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden, weight, targets, entropies, normalisers = ctx.saved_tensors
-        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         to_hidden = torch.empty_like(hidden) if needs_hidden else None
         to_weight = None
         if needs_weight:
@@ -102,7 +104,9 @@ class _LogProbsAndEntropies(torch.autograd.Function):
                 torch.mm(to_logits, weight, out=to_hidden[chunk])
             if to_weight is not None:
                 to_weight += to_logits.t() @ hidden[chunk]
-        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
+        if to_weight is not None:
+            to_weight = to_weight.to(weight.dtype)
+        return to_hidden, to_weight, None, None, None, None
 
 
 def statistics_of(logits: Float[Tensor, "n V"], targets: Int64[Tensor, " n"], temperature: float) -> Statistics:
@@ -153,8 +157,11 @@ def _statistics_by_torch(logits: Tensor, targets: Tensor, temperature: float) ->
     log_total = total.log()
     # H = log(total) - sum_v p_v (z_v - highest), in which nothing large cancels.
     mean_shift = weights.mul_(scaled).sum(dim=1, keepdim=True) / total
-    columns = (at_target - log_total, log_total - mean_shift, highest + log_total)
-    return Statistics(*(column.squeeze(1) for column in columns))
+    return Statistics(
+        log_probs=(at_target - log_total).squeeze(1),
+        entropies=(log_total - mean_shift).squeeze(1),
+        normalisers=(highest + log_total).squeeze(1),
+    )
 
 
 def _gradient_by_torch(
@@ -168,9 +175,11 @@ def _gradient_by_torch(
 ) -> None:
     log_p = _scaled(logits, temperature).sub_(normalisers.unsqueeze(1))  # (n, V)
     p = log_p.exp()
-    to_log_prob = to_log_probs.unsqueeze(1)
-    # -p (a + b (log p + H)), and a at the target
-    gradient = log_p.add_(entropies.unsqueeze(1)).mul_(to_entropies.unsqueeze(1)).add_(to_log_prob).mul_(p).neg_()
+    to_log_prob = to_log_probs.unsqueeze(1)  # (n, 1)
+    # -p (a + b (log p + H)), in place, and a at the target
+    gradient = log_p.add_(entropies.unsqueeze(1))
+    gradient.mul_(to_entropies.unsqueeze(1)).add_(to_log_prob)
+    gradient.mul_(p).neg_()
     gradient.scatter_add_(1, targets.unsqueeze(1), to_log_prob.to(gradient.dtype))
     gradient.div_(temperature)
     if gradient is not logits:
@@ -214,11 +223,16 @@ def _by_recomputation(
 
     def values_of(chunk: slice) -> tuple[Tensor, Tensor]:
         log_probs, log_p = vocabulary_log_probs(hidden[chunk], head, targets[chunk], temperature)  # (n,), (n, V)
-        return log_probs, -(log_p.exp() * log_p).sum(dim=1)
+        entropies = -(log_p.exp() * log_p).sum(dim=1)
+        return log_probs, entropies
 
     compute: Any = values_of
     if torch.is_grad_enabled():
         compute = partial(checkpoint, values_of, use_reentrant=False)
-    parts = [compute(chunk) for chunk in chunks(max(len(targets), 1), chunk_tokens)]
-    log_probs, entropies = zip(*parts, strict=True)
+    log_probs: list[Tensor] = []
+    entropies: list[Tensor] = []
+    for chunk in chunks(max(len(targets), 1), chunk_tokens):  # one empty chunk for no tokens
+        chunk_log_probs, chunk_entropies = compute(chunk)
+        log_probs.append(chunk_log_probs)
+        entropies.append(chunk_entropies)
     return torch.cat(log_probs), torch.cat(entropies)

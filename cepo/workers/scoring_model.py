@@ -126,26 +126,34 @@ def _padded_places(rows: Sequence[ScoringRow]) -> _Places:
     response_index: list[Tensor] = []
     for number, row in enumerate(rows):
         begin = number * length
-        segments.append((Segment(number, 0, row.num_tokens, -1), begin))
+        whole_row = Segment(row=number, start=0, stop=row.num_tokens, parent=-1)
+        segments.append((whole_row, begin))
         # A token predicts its successor, so the first of these is the context's last token.
         last_of_context = len(row.context.token_ids) - 1
         predicting = torch.arange(last_of_context, row.num_tokens - 1)
         response_index.append(predicting + begin)
-    return _Places((len(rows), length), segments, response_index)
+    return _Places(shape=(len(rows), length), segments=segments, response_index=response_index)
 
 
 def _packed_places(rows: Sequence[ScoringRow], forest: TokenForest, multiple_of: int) -> _Places:
     layout = forest.layout.filled_to(multiple_of)
     response_index: list[Tensor] = []
-    for row, context_end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
-        last_of_context = forest.starts[context_end + 1] - 1  # predicts the response's first token
+    for number, row in enumerate(rows):
+        end_of_context = forest.starts[forest.context_ends[number] + 1]
+        last_of_context = end_of_context - 1  # predicts the response's first token
         response_index.append(torch.tensor([last_of_context]))
+        leaf = forest.leaves[number]
         if leaf >= 0:
             num_inputs = len(row.response_ids) - 1
-            response_index.append(torch.arange(num_inputs) + forest.starts[leaf])
+            inputs = torch.arange(num_inputs) + forest.starts[leaf]
+            response_index.append(inputs)
     begins = forest.starts[:-1]  # the last one is the end of all
-    segments = list(zip(forest.segments, begins, strict=True))
-    return _Places((1, layout.num_tokens), segments, response_index, layout)
+    return _Places(
+        shape=(1, layout.num_tokens),
+        segments=list(zip(forest.segments, begins, strict=True)),
+        response_index=response_index,
+        layout=layout,
+    )
 
 
 class ImageEncoder:
@@ -163,9 +171,12 @@ class ImageEncoder:
         features_by_key = dict(self._known)
         missing = {key: inputs for key, inputs in images.items() if key not in features_by_key}
         if missing:
-            self._encoded += sum(inputs.num_encoded for inputs in missing.values())
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.keeps):
-                features = family_of(base.config).features(base, list(missing.values()), device)
+            missing_images = list(missing.values())
+            self._encoded += sum(inputs.num_encoded for inputs in missing_images)
+            family = family_of(base.config)
+            has_gradient = torch.is_grad_enabled() and not self.keeps
+            with torch.set_grad_enabled(has_gradient):
+                features = family.features(base, missing_images, device)
             features_by_key.update(zip(missing, features, strict=True))
         if self.keeps:
             self._known = features_by_key
@@ -192,7 +203,8 @@ def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Fl
         inputs["segments"] = batch.segments
     if batch.image_order:
         features = encoder.features(base, batch.images, batch.input_ids.device)
-        inputs |= family.feature_inputs([features[key][unit] for key, unit in batch.image_order])
+        units_in_order = [features[key][unit] for key, unit in batch.image_order]
+        inputs |= family.feature_inputs(units_in_order)
     hidden = base.model(**inputs).last_hidden_state  # (R, L, H)
     flat_hidden = hidden.reshape(-1, hidden.shape[-1])  # (R * L, H)
     return flat_hidden[batch.response_index]
@@ -307,11 +319,12 @@ class ValueModel(nn.Module):
         self.model = model
         self.why_padded = share_segments(model)
         self.encoder = ImageEncoder(keep=bool(frozen_vision_parts(model)))
-        width = model.get_input_embeddings().weight.shape[1]
-        self.head = nn.Linear(width, 1, dtype=torch.float32)
-        drawn = torch.randn(1, width, generator=torch.Generator().manual_seed(seed))
+        hidden_size = model.get_input_embeddings().weight.shape[1]
+        self.head = nn.Linear(hidden_size, 1, dtype=torch.float32)
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(1, hidden_size, generator=generator)
         with torch.no_grad():
-            self.head.weight.copy_(drawn * HEAD_SCALE / math.sqrt(width))
+            self.head.weight.copy_(drawn * HEAD_SCALE / math.sqrt(hidden_size))
             self.head.bias.zero_()
 
     def forward(self, batch: CollatedRows) -> Float[Tensor, " N"]:
