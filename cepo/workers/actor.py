@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any, Unpack
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
@@ -198,22 +199,25 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         mask = part_batch.response_mask.to(self.device)  # (B, T)
         old_log_probs = part_batch.old_log_probs.to(self.device)
         zeros = torch.zeros_like(old_log_probs)
-        log_probs = zeros.masked_scatter(mask, scores.log_probs)  # (B, T)
+
+        def by_row(flat: Float[Tensor, " N"]) -> Float[Tensor, "B T"]:
+            return zeros.masked_scatter(mask, flat)
+
+        log_probs = by_row(scores.log_probs)
         divergences: dict[str, Tensor] = {}
         for name, flat_divergence in zip(teachers, scores.divergences, strict=True):
-            divergences[name] = zeros.masked_scatter(mask, flat_divergence)
+            divergences[name] = by_row(flat_divergence)
         entropies: TokenEntropies | None = None
         if scores.entropies is not None:
-            entropies = TokenEntropies(
-                values=zeros.masked_scatter(mask, scores.entropies), coefficient=self._entropy_coefficient
-            )
+            entropies = TokenEntropies(values=by_row(scores.entropies), coefficient=self._entropy_coefficient)
+        distillation = part_batch.distillation
 
         loss, metrics = objective(
             log_probs,
             self._terms(part_batch, old_log_probs, log_probs, token_weight=weights[part.indices]),
             self._objective,
             teacher_divergence=divergences.get("teacher"),
-            divergence_settings=None if part_batch.distillation is None else part_batch.distillation.divergence,
+            divergence_settings=None if distillation is None else distillation.divergence,
             reference_divergence=divergences.get("reference"),
             entropies=entropies,
         )
@@ -234,14 +238,19 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
             return None if tensor is None else tensor.to(self.device)
 
         sampled_log_probs = on_device(batch.sampled_log_probs)
+        if sampled_log_probs is None:
+            sampled_log_probs = old_log_probs
+        divergence_weight: Tensor | None = None
+        if batch.distillation is not None:
+            divergence_weight = batch.distillation.token_weight.to(self.device)
         return ObjectiveTerms(
             old_log_probs=log_probs.detach() if batch.on_policy else old_log_probs,
-            sampled_log_probs=old_log_probs if sampled_log_probs is None else sampled_log_probs,
+            sampled_log_probs=sampled_log_probs,
             advantages=batch.advantages.to(self.device),
             response_mask=batch.response_mask.to(self.device),
             weight=token_weight.to(self.device),
             reference_log_probs=on_device(batch.reference_log_probs),
-            divergence_weight=on_device(None if batch.distillation is None else batch.distillation.token_weight),
+            divergence_weight=divergence_weight,
         )
 
     def _teachers(self, batch: OptimizerBatch, rows: Sequence[ScoringRow]) -> dict[str, TeacherStates]:

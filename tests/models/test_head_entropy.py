@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from live_tensors import LiveTensors
 from rounding import GRADIENTS, LOG_PROBS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cepo.models.head import use_float32_logits
+from cepo.models.head import target_log_probs, use_float32_logits
 from cepo.models.head_entropy import log_probs_and_entropies
 
 TOKENS, HIDDEN, VOCABULARY = 37, 16, 301
@@ -178,6 +179,30 @@ def test_entropies_cost_no_further_product_of_a_trained_head(kind: str, backward
         loss.backward()
     product = 2 * TOKENS * HIDDEN * VOCABULARY
     assert (there.get_total_flops(), back.get_total_flops()) == (product, backward * product)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trained", [True, False])
+def test_entropies_take_no_more_memory_than_log_probs(dtype: torch.dtype, trained: bool) -> None:
+    """Of tensors of tokens and vocabulary: 64 tokens in chunks of 16, with 4,096 entries of up to 4 bytes."""
+    model = nn.Module()
+    model.lm_head = nn.Linear(HIDDEN, 4096, bias=False, dtype=dtype).requires_grad_(trained)
+    use_float32_logits(model)
+    head = model.lm_head
+    assert isinstance(head, nn.Module)
+    hidden = torch.randn(64, HIDDEN, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, 4096, (64,))
+    peaks: list[int] = []
+    for has_entropy in (False, True):
+        with LiveTensors(floor=8 * 4096 * 2) as live:
+            if has_entropy:
+                sum(log_probs_and_entropies(hidden, head, targets, temperature=0.7, chunk_tokens=16)).sum().backward()
+            else:
+                target_log_probs(hidden, head, targets, temperature=0.7, chunk_tokens=16).sum().backward()
+        peaks.append(live.peak)
+    without, with_entropy = peaks
+    assert without >= 16 * 4096 * 4
+    assert with_entropy <= 1.25 * without
 
 
 INTERPRETED = """
