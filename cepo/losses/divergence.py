@@ -108,9 +108,10 @@ def chunked_divergence(
         student_logits = _logits(student, student_head, temperature)
         return token_divergence(student_logits, teacher_logits, chunk_targets, settings)
 
-    compute: Any = of_chunk
+    compute: Callable[..., tuple[Tensor, Tensor]] = of_chunk
     if torch.is_grad_enabled():
-        compute = partial(checkpoint, of_chunk, use_reentrant=False)
+        recomputed: Any = partial(checkpoint, of_chunk, use_reentrant=False)
+        compute = recomputed
     log_probs: list[Tensor] = []
     divergences: list[Tensor] = []
     for start in range(0, max(len(targets), 1), chunk_tokens):  # one empty chunk for no tokens

@@ -85,7 +85,7 @@ def make_plan(
     updated = live | updates_every_row
     rows_to_score = set(student_rows(live, on_policy, estimator, views, every=every_row))
     off_policy = updated & ~on_policy  # on-policy rows get their old log-probs from the update itself
-    rows_to_score.update(off_policy.nonzero().flatten().tolist())
+    rows_to_score.update(row for row, is_off_policy in enumerate(off_policy) if is_off_policy)
     metrics: Metrics = {}
     if estimator.views:
         metrics["work/teacher_rows"] = sum_value(sum(len(view.rows) for view in views))

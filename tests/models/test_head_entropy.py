@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,15 +29,15 @@ NEEDS_TRITON = pytest.mark.skipif(
 class Capped(nn.Module):
     """A head that caps its logits, as Gemma's does."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight = nn.Parameter(weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return 3.0 * torch.tanh(hidden @ self.weight.t() / 3.0)
 
 
-def head_of(kind: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+def head_of(kind: str, dtype: torch.dtype = torch.float32) -> Any:
     """A head with random weights: plain, frozen, with a bias, capped, or with float32 logits."""
     model = nn.Module()
     linear = nn.Linear(HIDDEN, VOCABULARY, bias=kind == "bias", dtype=dtype)
@@ -45,11 +46,7 @@ def head_of(kind: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     model.lm_head = linear
     if kind == "float32 logits":
         use_float32_logits(model)
-    if kind == "capped":
-        return Capped(linear.weight)
-    head = model.lm_head
-    assert isinstance(head, nn.Module)
-    return head
+    return Capped(linear.weight.detach()) if kind == "capped" else model.lm_head
 
 
 def drawn(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -57,17 +54,16 @@ def drawn(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, T
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype).requires_grad_()
     targets = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
-    return hidden, targets, *torch.randn(2, TOKENS, generator=generator)
+    log_prob_factors, entropy_factors = torch.randn(2, TOKENS, generator=generator)
+    return hidden, targets, log_prob_factors, entropy_factors
 
 
 def by_autograd(
-    hidden: Tensor, head: nn.Module, targets: Tensor, factors: tuple[Tensor, Tensor], temperature: float
+    hidden: Tensor, head: Any, targets: Tensor, factors: tuple[Tensor, Tensor], temperature: float
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Log-probs and entropies, and the gradients in hidden states and weight, at once in float64."""
-    exact = head_of("plain").double()
+    exact = head_of("capped" if isinstance(head, Capped) else "plain").double()
     exact.load_state_dict({"weight": head.weight.detach().double()})
-    if isinstance(head, Capped):
-        exact = Capped(exact.weight)
     states = hidden.detach().double().requires_grad_()
     logits = exact(states)
     bias = getattr(head, "bias", None)
@@ -196,7 +192,8 @@ def test_entropies_take_no_more_memory_than_log_probs(dtype: torch.dtype, traine
     for has_entropy in (False, True):
         with LiveTensors(floor=8 * 4096 * 2) as live:
             if has_entropy:
-                sum(log_probs_and_entropies(hidden, head, targets, temperature=0.7, chunk_tokens=16)).sum().backward()
+                log_probs, entropies = log_probs_and_entropies(hidden, head, targets, temperature=0.7, chunk_tokens=16)
+                (log_probs + entropies).sum().backward()
             else:
                 target_log_probs(hidden, head, targets, temperature=0.7, chunk_tokens=16).sum().backward()
         peaks.append(live.peak)
