@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -108,15 +107,16 @@ def chunked_divergence(
         student_logits = _logits(student, student_head, temperature)
         return token_divergence(student_logits, teacher_logits, chunk_targets, settings)
 
-    compute: Callable[..., tuple[Tensor, Tensor]] = of_chunk
-    if torch.is_grad_enabled():
-        recomputed: Any = partial(checkpoint, of_chunk, use_reentrant=False)
-        compute = recomputed
     log_probs: list[Tensor] = []
     divergences: list[Tensor] = []
     for start in range(0, max(len(targets), 1), chunk_tokens):  # one empty chunk for no tokens
         chunk = slice(start, start + chunk_tokens)
-        chunk_log_probs, divergence = compute(student_hidden[chunk], teacher_hidden[chunk].detach(), targets[chunk])
+        inputs = (student_hidden[chunk], teacher_hidden[chunk].detach(), targets[chunk])
+        if torch.is_grad_enabled():
+            results = cast("tuple[Tensor, Tensor]", checkpoint(of_chunk, *inputs, use_reentrant=False))
+        else:
+            results = of_chunk(*inputs)
+        chunk_log_probs, divergence = results
         log_probs.append(chunk_log_probs)
         divergences.append(divergence)
     return torch.cat(log_probs), torch.cat(divergences)
