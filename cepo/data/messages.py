@@ -110,12 +110,15 @@ def split_answer(messages: object, key: str) -> tuple[list[object], str]:
 
 def _role_and_parts(message: object, number: int) -> tuple[str, Sequence[object]]:
     fields: Fields = message if is_mapping(message) else {}
-    is_llava = fields.get("role") is None and fields.get("from") is not None
-    role = fields.get("from" if is_llava else "role")
-    content = fields.get("value" if is_llava else "content")
+    role = fields.get("role")
+    content = fields.get("content")
+    known: Mapping[str, str] = {name: name for name in ROLES}
+    if role is None and fields.get("from") is not None:
+        role = fields["from"]
+        content = fields.get("value")
+        known = _LLAVA_ROLES
     if role is None or not isinstance(content, str | list | tuple):
         raise DataError(f"message {number} has no role or no content of text or parts: {message!r:.200}; {_ACCEPTED}")
-    known: Mapping[str, str] = _LLAVA_ROLES if is_llava else {role: role for role in ROLES}
     if not isinstance(role, str) or role not in known:
         raise DataError(f"message {number} has the role {role!r:.100}; accepted: {', '.join(known)}")
     if isinstance(content, str):
@@ -125,12 +128,16 @@ def _role_and_parts(message: object, number: int) -> tuple[str, Sequence[object]
 
 def _part(part: object, number: int) -> tuple[str, object]:
     """Returns what a part of a message is, text, image or video, and its content, which is None for the row's next one."""
-    fields: Fields = {key: value for key, value in part.items() if value is not None} if is_mapping(part) else {}
+    fields: Fields = {}
+    if is_mapping(part):
+        fields = {key: value for key, value in part.items() if value is not None}
     label = fields.get("type", next((key for key in _PARTS if key in fields), None))
     kind = _PARTS.get(label) if isinstance(label, str) else None
     if kind is not None:
-        contents = [fields[key] for key in _CONTENT_KEYS[kind] if key in fields]
-        if set(fields) <= {*_CONTENT_KEYS[kind], *_HINTS} and len(contents) <= 1:
+        content_keys = _CONTENT_KEYS[kind]
+        contents = [fields[key] for key in content_keys if key in fields]
+        has_only_known_keys = set(fields) <= {*content_keys, *_HINTS}
+        if has_only_known_keys and len(contents) <= 1:
             if kind == "text" and contents and isinstance(contents[0], str):
                 return kind, contents[0]
             if kind != "text" and (contents or label in ("image", "video")):

@@ -122,8 +122,9 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
         subtitles = [_subtitle(figures) for figures in results]
         lines = list(_results(results[0])) if len(folders) == 1 else list(_changes(*folders))
     sections = [Section(title="Figures", tables=tables, closed=False)]
-    first_rows, *_ = rows_by_benchmark
-    common_benchmarks = [name for name in first_rows if all(name in rows for rows in rows_by_benchmark)]
+    first_rows = rows_by_benchmark[0]
+    last_rows = rows_by_benchmark[-1]  # those of the first for a single evaluation
+    common_benchmarks = [name for name in first_rows if name in last_rows]
     for name in common_benchmarks:
         samples: dict[str, Iterator[Sample]] = {}
         for label, rows in zip(labels, rows_by_benchmark, strict=True):

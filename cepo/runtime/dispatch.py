@@ -112,10 +112,12 @@ def split_batches(batches: Sequence[Batch], assignment: Assignment, num_ranks: i
     parts_of_batches: dict[int, list[Batch]] = {}  # by the batch's identity
     parts_of_ranks: list[list[Batch]] = [[] for _ in range(num_ranks)]
     for batch in batches:
-        if id(batch) not in parts_of_batches:
-            parts_of_batches[id(batch)] = [batch.at(indices) for indices in assignment.indices_of(batch.rows)]
-        for parts, part in zip(parts_of_ranks, parts_of_batches[id(batch)], strict=True):
-            parts.append(part)
+        identity = id(batch)
+        if identity not in parts_of_batches:
+            indices_of_ranks = assignment.indices_of(batch.rows)
+            parts_of_batches[identity] = [batch.at(indices) for indices in indices_of_ranks]
+        for rank, part in enumerate(parts_of_batches[identity]):
+            parts_of_ranks[rank].append(part)
     return parts_of_ranks
 
 
