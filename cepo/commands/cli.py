@@ -133,7 +133,7 @@ def train(settings: Sequence[str]) -> int:
     return main(settings)
 
 
-@cli.command(cls=Training)
+@cli.command(cls=Training, short_help="Train on the built-in toy task, and write the report.")
 @takes_settings
 def quickstart(settings: Sequence[str]) -> int:
     """Train CEPO on the built-in toy task for 20 steps and write its report.
@@ -151,7 +151,7 @@ def quickstart(settings: Sequence[str]) -> int:
     return code
 
 
-@cli.command()
+@cli.command(short_help="Resolve, check and print a configuration.")
 @click.option("--schema", is_flag=True, help="Print the JSON schema with which an editor completes and checks a file.")
 @takes_settings
 def config(settings: Sequence[str], schema: bool) -> None:
@@ -174,7 +174,7 @@ def config(settings: Sequence[str], schema: bool) -> None:
     sys.stdout.write(dump_config(resolved) + "".join(f"# {line}\n" for line in plan))
 
 
-@cli.command()
+@cli.command(short_help="Summarise a run and write its page.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--out", type=_FILE, help="Page to write; default: report.html in the run folder.")
 @click.option("--png", "figures", type=_FILE, multiple=True, help="Also save the curves as a PNG file.")
@@ -242,7 +242,7 @@ def doctor(settings: Sequence[str]) -> int:
     return print_findings(settings)
 
 
-@cli.command()
+@cli.command(short_help="Measure accuracy on datasets and benchmarks.")
 @click.option("--checkpoint", help="global_step_<N>, a model folder or a hub name; default: the configuration's model.")
 @click.option(
     "--data",
@@ -285,7 +285,7 @@ def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **opti
     return None
 
 
-@cli.command()
+@cli.command(short_help="Measure the credit of methods against the truth.")
 @click.option("--methods", required=True, help='For example "a, b(clip_radius=0.9, negative.select=random)".')
 @click.option("--checkpoint", help="global_step_<N>, a model folder or a hub name; default: the configuration's model.")
 @click.option("--data", help="Problems; default: data.train_files.")
@@ -330,7 +330,7 @@ def merge(**options: Any) -> None:
     merge_and_upload(**options)
 
 
-@cli.command()
+@cli.command(short_help="Copy the shipped configurations and examples.")
 @click.argument("folder", type=click.Path(path_type=Path))
 def init(folder: Path) -> None:
     """Copy the shipped configurations, templates, examples and launchers to the new FOLDER."""
@@ -356,7 +356,7 @@ def microgeo(out: Path | None, seed: int, num_train: int, num_validation: int) -
     print_plain(f"model      {world.model_path}{files}")
 
 
-@cli.command()
+@cli.command(short_help="Print a script for completion in a shell.")
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
     """Print a script with which SHELL completes commands and their options.

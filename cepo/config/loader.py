@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
-from cepo.algorithms.registry import own_fields, path_of, presets_of
+from cepo.algorithms.registry import path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, is_explained, report_engine_keys, without_engine_keys
 from cepo.config.paths import located
 from cepo.config.schema import RunConfig, RunSettings, TrainerConfig
@@ -125,24 +125,27 @@ def _read_run(tree: Tree, origins: Origins) -> RunConfig:
     algorithm = with_texts(tree["algorithm"], _located_shipped)
     tree["algorithm"] = algorithm
     written_sections: Tree = {}
-    methods_keys: list[str] = []
     for name in available_estimators():
-        methods_keys += [f"algorithm.{name}.{field}" for field in own_fields(name)]
         if name in algorithm:
-            written_sections[name] = algorithm.pop(name)
-    for name, section in written_sections.items():
-        if not is_mapping(section or {}):
-            path = f"algorithm.{name}"
-            raise origins.error(path, f"{path} must be a section with keys, got {section!r}.")
-    settings = origins.read(RunSettings, tree, elsewhere=(*EASYR1_KEYS, *methods_keys))
+            written_sections[name] = _method_section(name, algorithm.pop(name), origins)
+    settings = origins.read(RunSettings, tree)
     shared = dataclasses.asdict(settings.algorithm)
     methods: dict[str, Tree] = {}
     for name in sorted({settings.algorithm.adv_estimator, *written_sections}):
         section = section_of(name, {**shared, name: written_sections.get(name)})
-        methods[name] = dataclasses.asdict(origins.read(estimator_class(name).Config, section, path=path_of(name)))
+        method_config = origins.read(estimator_class(name).Config, section, path=path_of(name))
+        methods[name] = dataclasses.asdict(method_config)
     parts = {field: getattr(settings, field) for field in fields_of(RunSettings)}
     parts["worker"] = _with_losses(settings.worker, origins)
     return RunConfig(**parts, methods=methods)
+
+
+def _method_section(name: str, section: object, origins: Origins) -> object:
+    """Returns the section `algorithm.<name>`, which may be empty; raises `ConfigError` for a value in its place."""
+    if section and not is_mapping(section):
+        path = f"algorithm.{name}"
+        raise origins.error(path, f"{path} must be a section with keys, got {section!r}.")
+    return section
 
 
 def _located_shipped(text: str) -> str:

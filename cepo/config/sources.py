@@ -46,13 +46,13 @@ class Origins:
         place = self.place_of(key)
         return ConfigError(message if place is None else f"{place}: {message}")
 
-    def read(self, kind: type[_Section], tree: object, *, path: str = "", elsewhere: Sequence[str] = ()) -> _Section:
+    def read(self, kind: type[_Section], tree: object, *, path: str = "") -> _Section:
         """Calls `read_section` and adds to each fault its file and line, or its argument.
 
         A value that no source sets can be wrong only by following another setting, whose fault is reported in its place.
         """
         try:
-            return read_section(kind, tree, path=path, texts=self.arguments, elsewhere=elsewhere)
+            return read_section(kind, tree, path=path, texts=self.arguments)
         except SectionError as error:
             faults = [fault for fault in error.faults if fault.rank != 1 or fault.key.split("[")[0] in self.places]
             messages = [str(self.error(fault.key, fault.message)) for fault in faults or error.faults]

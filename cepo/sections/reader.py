@@ -35,14 +35,14 @@ def read_section(
     *,
     path: str = "",
     texts: Mapping[str, str] | None = None,
-    elsewhere: Sequence[str] = (),
 ) -> _Section:
     """Reads the section `kind` from a mapping. Missing keys keep their defaults, also inside nested sections.
 
     Text that spells a number or a boolean is converted, as are 0 and 1 for a boolean. Where text is expected, a number
     is replaced by its entry in `texts`, the original text of values that YAML read as numbers, by dotted key. No other value
-    changes its type. `path` is the dotted key of the section itself; the dotted keys `elsewhere` may be suggested in place
-    of an unknown one. Raises `SectionError` for an unknown key, a wrong type, a value out of bounds, or a missing setting.
+    changes its type. `path` is the dotted key of the section itself.
+
+    Raises `SectionError` for an unknown key, a wrong type, a value out of bounds, or a missing setting.
     """
     adapter = TypeAdapter(kind)
     values = tree
@@ -52,13 +52,13 @@ def read_section(
         return adapter.validate_python(values)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    words = Wording(adapter.json_schema(), path, elsewhere)
+    words = Wording(adapter.json_schema(), path)
     was_respelled = False
     for error in errors:
         if _respelled(values, words, error, texts or {}):
             was_respelled = True
     if was_respelled:  # the other errors remain, and are found again
-        return read_section(kind, values, path=path, texts=texts, elsewhere=elsewhere)
+        return read_section(kind, values, path=path, texts=texts)
     raise SectionError(words.faults(errors))
 
 

@@ -28,10 +28,9 @@ class Fault(NamedTuple):
 class Wording:
     """Writes the error messages about the values of one section, based on its JSON schema."""
 
-    def __init__(self, schema: Tree, path: str, elsewhere: Sequence[str]) -> None:
+    def __init__(self, schema: Tree, path: str) -> None:
         self._schema = schema
         self._path = path
-        self._elsewhere = elsewhere
 
     def walk(self, location: Sequence[int | str]) -> tuple[list[int | str], Tree]:
         """Returns the key in pydantic's location, without the union branch that may follow, and the key's schema."""
@@ -91,33 +90,26 @@ class Wording:
     def _unknown(self, name: str, around: str, node: Tree) -> str:
         known = list(_main(node).get("properties", {}))
         path = f"{around}." if around else ""
-        names_elsewhere: set[str] = set()
-        for key in self._elsewhere:
-            if key.startswith(path):
-                first_name, _, _ = key.removeprefix(path).partition(".")
-                names_elsewhere.add(first_name)
-        suggestion = did_you_mean(name, [*known, *sorted(names_elsewhere - set(known))])
-        keys = list(self._elsewhere)
-        if not self._path:
-            keys = [key for key, _ in leaves_of(self._schema)] + keys
-        same_name = [key for key in keys if key.rpartition(".")[2] == name]
-        if same_name:
-            suggestion = f" Did you mean '{same_name[0]}'?"
         where = f"under '{around}'" if around else "at the top"
-        return f"unknown key '{path}{name}'.{suggestion} Known {where}: {', '.join(known) or '(none)'}."
+        listed = ", ".join(known) or "(none)"
+        return f"unknown key '{path}{name}'.{did_you_mean(name, known)} Known {where}: {listed}."
 
 
 def leaves_of(schema: Tree, node: Tree | None = None, path: str = "") -> Iterator[tuple[str, Tree]]:
     """Yields the dotted key and schema of every setting. A mapping whose entries have no defaults is one setting."""
     section = resolved(node or schema, schema)
     for name, reference in section.get("properties", {}).items():
+        key = f"{path}{name}"
         inner = resolved(reference, schema)
-        entries = inner.get("properties", {}).values()
+        if "properties" not in inner:
+            yield key, inner
+            continue
+        entries = inner["properties"].values()
         have_defaults = any("default" in entry or "$ref" in entry for entry in entries)
-        if "properties" in inner and ("required" in inner or have_defaults):
-            yield from leaves_of(schema, inner, f"{path}{name}.")
-        elif "properties" not in inner or entries:
-            yield f"{path}{name}", inner
+        if have_defaults or "required" in inner:
+            yield from leaves_of(schema, inner, f"{key}.")
+        elif entries:
+            yield key, inner
 
 
 def resolved(node: Tree, schema: Tree) -> Tree:
@@ -141,12 +133,15 @@ def accepted_type(node: Tree) -> str:
     """Describes the type that a schema accepts, without its bounds."""
     main = _main(node)
     if "enum" in main:
-        words = f"one of {', '.join(map(str, main['enum']))}"
+        choices = ", ".join(map(str, main["enum"]))
+        words = f"one of {choices}"
     elif main.get("type") == "array":
-        words = f"a list, each entry {accepted_type(main['items'])}"
+        entry = accepted_type(main["items"])
+        words = f"a list, each entry {entry}"
     else:
         words = _PLAIN_TYPES.get(main.get("type", ""), "a mapping of keys to values")
-    return f"{words} or null" if {"type": "null"} in node.get("anyOf", ()) else words
+    accepts_null = {"type": "null"} in node.get("anyOf", ())
+    return f"{words} or null" if accepts_null else words
 
 
 def accepted_range(node: Tree) -> str:
@@ -154,8 +149,14 @@ def accepted_range(node: Tree) -> str:
     main = _main(node)
     if main.get("type") == "array":
         return accepted_range(main["items"])
-    bounds = [f"{words} {main[bound]:g}" for bound, words in _BOUNDS.items() if bound in main]
-    values_for_off = [f"{branch['const']} (off) or " for branch in node.get("anyOf", ()) if "const" in branch]
+    values_for_off: list[str] = []
+    for branch in node.get("anyOf", ()):
+        if "const" in branch:
+            values_for_off.append(f"{branch['const']} (off) or ")
+    bounds: list[str] = []
+    for bound, words in _BOUNDS.items():
+        if bound in main:
+            bounds.append(f"{words} {main[bound]:g}")
     return "".join(values_for_off) + " and ".join(bounds)
 
 

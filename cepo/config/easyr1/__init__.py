@@ -66,9 +66,12 @@ ENGINE_KEYS: Mapping[str, WithoutEffect] = {key: entry for entry in TABLE.withou
 
 def engine_key_of(key: str) -> WithoutEffect | None:
     """Returns why a dotted key has no effect; None if it has an effect or is unknown."""
-    parts = key.split(".")
-    around = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-    return next((ENGINE_KEYS[name] for name in around if name in ENGINE_KEYS), None)
+    name = key
+    while name:
+        if name in ENGINE_KEYS:
+            return ENGINE_KEYS[name]
+        name = name.rpartition(".")[0]
+    return None
 
 
 def is_explained(key: str) -> bool:
@@ -81,46 +84,63 @@ def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, dict[str, s
 
     Raises `ConfigError` for keys of other programs, with what to write in their place.
     """
-    kept: Tree = {}
-    without_effect, replaced = dict[str, str](), list[str]()
+    remaining: Tree = {}
+    without_effect: dict[str, str] = {}
+    forks_keys: list[str] = []
     for key, value in leaves(tree, whole=EASYR1_KEYS):
         if _is_forks(key):
-            replaced.append(f"\n  {key} ({origins.place_of(key)}): {_in_place_of(key, value)}")
-        reason, entry = TABLE.unavailable.get(key, {}).get(str(value)), engine_key_of(key)
-        if reason is not None:
-            raise origins.error(key, f"{key}={value}: {reason}")
-        if entry is not None and entry.only is not None and value != entry.only:
-            raise origins.error(key, f"{key} must be {written(entry.only)}, got {written(value)}. {entry.remedy}")
+            forks_keys.append(f"\n  {key} ({origins.place_of(key)}): {_in_place_of(key, value)}")
+            continue
+        entry = engine_key_of(key)
+        _require_available(key, value, entry, origins)
+        has_no_value = key in TABLE.none_given and value == TABLE.none_given[key]
         if entry is not None:
             without_effect[key] = entry.why
-        elif key not in TABLE.none_given or value != TABLE.none_given[key]:
-            kept[key] = value
-    if replaced:
+        elif not has_no_value:
+            remaining[key] = value
+    if forks_keys:
         raise ConfigError(
             "These are keys of the CEPO authors' fork of EasyR1, which this package replaces. Write in their place, in a file "
-            f"as nested keys:{''.join(replaced)}"
+            f"as nested keys:{''.join(forks_keys)}"
         )
-    return nested(kept), without_effect
+    return nested(remaining), without_effect
+
+
+def _require_available(key: str, value: object, entry: WithoutEffect | None, origins: Origins) -> None:
+    """Raises `ConfigError` for a value that is not available here, or that would change the result of a key without effect."""
+    reason = TABLE.unavailable.get(key, {}).get(str(value))
+    if reason is not None:
+        raise origins.error(key, f"{key}={value}: {reason}")
+    if entry is not None and entry.only is not None and value != entry.only:
+        raise origins.error(key, f"{key} must be {written(entry.only)}, got {written(value)}. {entry.remedy}")
 
 
 def _is_forks(key: str) -> bool:
-    methods = {f"algorithm.{name}" for name in available_estimators()}
-    return key.startswith(tuple(TABLE.fork_families)) and ".".join(key.split(".")[:2]) not in methods
+    if not key.startswith(tuple(TABLE.fork_families)):
+        return False
+    section = ".".join(key.split(".")[:2])
+    return section.removeprefix("algorithm.") not in available_estimators()
 
 
 def _in_place_of(key: str, value: object) -> str:
     """Returns the arguments that are equivalent to the fork's key with this value."""
-    is_on = str(value).lower() in ("true", "yes", "on", "1")
-    settings = [*TABLE.fork.get(f"{key}=V", []), *(TABLE.fork.get(f"{key}=true", []) if is_on else [])]
-    return " ".join(each.replace("=V", f"={written(value)}") for each in settings) or "nothing"
+    templates = list(TABLE.fork.get(f"{key}=V", []))
+    if str(value).lower() in ("true", "yes", "on", "1"):
+        templates += TABLE.fork.get(f"{key}=true", [])
+    settings = [template.replace("=V", f"={written(value)}") for template in templates]
+    return " ".join(settings) or "nothing"
 
 
 def report_engine_keys(without_effect: Mapping[str, str], origins: Origins) -> None:
     """Logs one warning that lists keys without effect and their places, grouped by reason."""
+    if not without_effect:
+        return
     by_reason: dict[str, list[str]] = {}
     for key, reason in without_effect.items():
         by_reason.setdefault(reason, []).append(f"{key} ({origins.place_of(key)})")
-    if by_reason:
-        lines = [f"\n  {reason}: {', '.join(keys)}" for reason, keys in by_reason.items()]
-        count = len(without_effect)
-        logger.warning("%d EasyR1 key%s without effect here:%s", count, "s" if count > 1 else "", "".join(lines))
+    lines: list[str] = []
+    for reason, keys in by_reason.items():
+        lines.append(f"\n  {reason}: {', '.join(keys)}")
+    count = len(without_effect)
+    plural = "s" if count > 1 else ""
+    logger.warning("%d EasyR1 key%s without effect here:%s", count, plural, "".join(lines))
