@@ -14,6 +14,7 @@ from cepo.config import RunConfig, check_config, load_config
 from cepo.hardware import Finding
 from cepo.run_folder.environment import installed_version
 from cepo.terminal.live_view import SafeConsole
+from cepo.terminal.progress import log_to_stderr, phase
 
 TESTED: Mapping[str, tuple[str, str]] = {
     "python": ("==3.11.*", ">=3.11"),
@@ -34,7 +35,9 @@ def print_findings(settings: Sequence[str]) -> int:
     config = load_config(settings) if settings else None
     if config is not None:
         check_config(config)
-    findings = _findings(config)
+    log_to_stderr()
+    with phase("checking versions, devices and the configuration", is_brief=True):
+        findings = _findings(config)
     marks = {finding.mark for finding in itertools.chain.from_iterable(findings.values())}
     has_failed = "fail" in marks
     if has_failed:
