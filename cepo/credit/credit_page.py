@@ -280,14 +280,17 @@ def _coloured(tokens: Sequence[str], values: Sequence[float | None], full: float
 
 
 def _calibration(results: Mapping[str, Sequence[Fields]]) -> Chart:
+    """Returns the mean truth by mean belief of each value, beside the diagonal."""
     curves: list[Series] = []
     for row in results["value"]:
         points = row.get("calibration")
-        if points:
-            believed = [point["believed"] for point in points]
-            true = [point["true"] for point in points]
-            curves.append(Series(label=row["name"], steps=believed, values=true))
-    curves.append(Series(label="calibrated", steps=[0.0, 1.0], values=[0.0, 1.0], help="belief and truth are equal"))
+        if not points:
+            continue
+        believed = [point["believed"] for point in points]
+        true = [point["true"] for point in points]
+        curves.append(Series(label=row["name"], steps=believed, values=true))
+    diagonal = [0.0, 1.0]
+    curves.append(Series(label="calibrated", steps=diagonal, values=diagonal, help="belief and truth are equal"))
     return Chart(title="Calibration", unit="V", series=curves, x="believed chance of a right answer")
 
 

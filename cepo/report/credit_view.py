@@ -105,7 +105,8 @@ def _contrast(run: RunData, candidate: _Candidate) -> Contrast:
     uniform_advantages: list[float] = []
     for place in candidate.places:
         entry = candidate.columns["rollouts"][candidate.first_place + place]
-        uniform_advantages.append(statistics.fmean(entry["columns"][number][_ADVANTAGE]))
+        advantages = entry["columns"][number][_ADVANTAGE]
+        uniform_advantages.append(statistics.fmean(advantages or [0.0]))
     return contrast_of(
         candidate.group,
         candidate.places,

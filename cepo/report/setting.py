@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -57,16 +58,16 @@ def paired_difference(first: Setting, second: Setting) -> Cell | str:
     """Returns the mean difference in accuracy, second minus first, in percentage points, with its 95 % interval.
 
     Runs with equal seeds form pairs, which are compared at the last validation that both made. Empty if a pair has no
-    common validation after the start of training. Without pairs, the result is the difference of the means at each
-    run's end. With fewer than two pairs the error is that of two independent means. The interval is Student's over pairs
-    or runs, and the normal one if all errors are those of the samples of single runs.
+    common validation after the start of training, or an accuracy is not a number. Without pairs, the result is the
+    difference of the means at each run's end. With fewer than two pairs the error is that of two independent means. The
+    interval is Student's over pairs or runs, and the normal one if all errors are those of the samples of single runs.
     """
     mean_of_first = first.at_end(ACCURACY)
     mean_of_second = second.at_end(ACCURACY)
     if isinstance(mean_of_first, str) or isinstance(mean_of_second, str):
         return ""
     differences = _differences_of_pairs(first, second)
-    if differences is None:
+    if differences is None or not all(map(math.isfinite, [mean_of_first.mean, mean_of_second.mean, *differences])):
         return ""
     if len(differences) > 1:
         return _with_interval(Cell.over(differences), len(differences) - 1)

@@ -6,6 +6,7 @@ of the full colour, so that more and less can both be seen.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -53,14 +54,16 @@ def clarity(rollout: RolloutRecord) -> tuple[bool, float]:
     The clarity is the sum of the three largest excesses `share_t - 1`, with the mean advantage for the uniform one, less
     half of all other shifts. Of a response with equal advantages it is the largest evidence.
     """
-    advantages = numpy.asarray(rollout.token_advantages, dtype=float)
+    advantages = numpy.asarray(rollout.token_advantages or [0.0], dtype=float)
     mean = advantages.mean()
-    if abs(mean) > _ZERO and numpy.ptp(advantages) > _ZERO * abs(mean):
-        excesses = numpy.sort(advantages / mean - 1)
-        others = excesses[:-3]
-        return True, float(excesses[-3:].sum() - numpy.abs(others).sum() / 2)
-    evidence = numpy.nan_to_num(rollout.delta or [0.0])
-    return False, float(numpy.abs(evidence).max())
+    is_uniform = numpy.ptp(advantages) <= _ZERO * abs(mean)
+    if abs(mean) <= _ZERO or is_uniform or not numpy.isfinite(mean):
+        evidence = numpy.abs(numpy.nan_to_num(rollout.delta or [0.0]))
+        return False, float(evidence.max())
+    excesses = numpy.sort(advantages / mean - 1)
+    largest = excesses[-3:]
+    others = excesses[:-3]
+    return True, float(largest.sum() - numpy.abs(others).sum() / 2)
 
 
 def clearest_pair(rollouts: Sequence[RolloutRecord]) -> tuple[tuple[bool, bool, float], list[int]]:
@@ -68,14 +71,15 @@ def clearest_pair(rollouts: Sequence[RolloutRecord]) -> tuple[tuple[bool, bool, 
 
     A group without both has the one clearest response, and ranks below all pairs.
     """
-    clarities = [clarity(rollout) for rollout in rollouts]
-    places: list[int] = []
-    for verdict in (True, False):
-        places_of_verdict = [place for place, rollout in enumerate(rollouts) if rollout.right == verdict]
-        if places_of_verdict:
-            places.append(max(places_of_verdict, key=lambda place: clarities[place]))  # of equals the first
-    differs, least_clarity = min(clarities[place] for place in places)
-    return (len(places) > 1, differs, least_clarity), places
+    clearest: dict[bool, tuple[tuple[bool, float], int]] = {}  # by verdict, the clarity and the place
+    for place, rollout in enumerate(rollouts):
+        clarity_of_rollout = clarity(rollout)
+        if rollout.right not in clearest or clarity_of_rollout > clearest[rollout.right][0]:
+            clearest[rollout.right] = (clarity_of_rollout, place)
+    in_order = [clearest[is_right] for is_right in (True, False) if is_right in clearest]
+    differs, least_clarity = min(clarity_of_rollout for clarity_of_rollout, _ in in_order)
+    is_pair = len(in_order) > 1
+    return (is_pair, differs, least_clarity), [place for _, place in in_order]
 
 
 def contrast_of(
@@ -93,13 +97,13 @@ def contrast_of(
     """
     rollouts = [group.rollouts[place] for place in places]
     if uniform_advantages is None:
-        uniform_advantages = [float(numpy.mean(rollout.token_advantages)) for rollout in rollouts]
+        uniform_advantages = [float(numpy.mean(rollout.token_advantages or [0.0])) for rollout in rollouts]
     shares_of_rollouts: list[list[float]] = []
     for rollout, uniform_advantage in zip(rollouts, uniform_advantages, strict=True):
         shares_of_rollouts.append(_shares(rollout, uniform_advantage))
     span = _LEAST_SPAN
-    for shares in shares_of_rollouts:
-        span = max(span, *(abs(share - 1) for share in shares))
+    for share in itertools.chain.from_iterable(shares_of_rollouts):
+        span = max(span, abs(share - 1))
     span = min(span, 1.0)
     sides: list[ContrastSide] = []
     for place, rollout, shares in zip(places, rollouts, shares_of_rollouts, strict=True):
@@ -165,7 +169,7 @@ def _sentence(
 
 def _words_singled_out(tokens: Sequence[str], shares: Sequence[float]) -> list[str]:
     """Returns the words with the tokens of the largest shares, at most three, in the order of the response."""
-    largest_excess = max(share - 1 for share in shares)
+    largest_excess = max((share - 1 for share in shares), default=0.0)
     if largest_excess < _NOTICEABLE:
         return []
     text = "".join(tokens)

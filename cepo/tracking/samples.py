@@ -35,14 +35,25 @@ def tracked_samples(rows: Sequence[Mapping[str, object]]) -> list[TrackedSample]
     images: dict[str, Image] = {}
     samples: list[TrackedSample] = []
     for row in rows:
-        texts = {name: str(value) for name, value in row.items() if name != IMAGE}
         uri = str(row.get(IMAGE) or "")
         if uri not in images and THUMBNAIL.fullmatch(uri):
-            _, _, encoded = uri.partition(",")
-            images[uri] = open_image(base64.b64decode(encoded), formats=("WEBP",)).convert("RGB")
-        image_name = hashlib.sha256(uri.encode()).hexdigest()[:32]
-        samples.append(TrackedSample(texts=texts, image=images.get(uri), image_name=image_name))
+            images[uri] = _decoded(uri)
+        image_name = hashlib.sha256(uri.encode()).hexdigest()
+        samples.append(
+            TrackedSample(
+                texts={name: str(value) for name, value in row.items() if name != IMAGE},
+                image=images.get(uri),
+                image_name=image_name[:32],
+            )
+        )
     return samples
+
+
+def _decoded(uri: str) -> Image:
+    """Returns the image of a data URI that `run_folder.pictures.thumbnail` wrote."""
+    _, _, encoded = uri.partition(",")
+    content = base64.b64decode(encoded)
+    return open_image(content, formats=("WEBP",)).convert("RGB")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,17 +30,14 @@ class TensorboardSink(ExternalSink):
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
         for number, sample in enumerate(samples):
-            # As Markdown code blocks, so that a model's text is not interpreted as markup.
-            blocks: list[str] = []
-            for name, text in sample.texts.items():
-                code = textwrap.indent(text or " ", "    ", lambda _: True)
-                blocks.append(f"**{name}**\n\n{code}")
-            self._writer.add_text(f"val/sample_{number}", "\n\n".join(blocks), global_step=step)
+            tag = f"val/sample_{number}"
+            self._writer.add_text(tag, _as_markdown(sample), global_step=step)
             problem = sample.texts.get("prompt_id", str(number))
-            if sample.image is not None and problem not in self._problems_with_image:  # the same at every validation
-                self._problems_with_image.add(problem)
-                pixels = numpy.asarray(sample.image)  # (height, width, 3)
-                self._writer.add_image(f"val/sample_{number}", pixels, global_step=step, dataformats="HWC")
+            if sample.image is None or problem in self._problems_with_image:  # the same at every validation
+                continue
+            self._problems_with_image.add(problem)
+            pixels = numpy.asarray(sample.image)  # (height, width, 3)
+            self._writer.add_image(tag, pixels, global_step=step, dataformats="HWC")
         self._writer.flush()
 
     def log_credit(self, step: int, credit: TrackedCredit) -> None:
@@ -49,3 +46,12 @@ class TensorboardSink(ExternalSink):
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _as_markdown(sample: TrackedSample) -> str:
+    """Returns the texts as code blocks, so that a model's text is not interpreted as markup."""
+    blocks: list[str] = []
+    for name, text in sample.texts.items():
+        code = textwrap.indent(text or " ", "    ", lambda _: True)
+        blocks.append(f"**{name}**\n\n{code}")
+    return "\n\n".join(blocks)

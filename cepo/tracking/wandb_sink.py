@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,20 +38,26 @@ class WandbSink(LibrarySink):
         self.log(step, {name: float(value) for name, value in values.items()})
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
-        columns = list(dict.fromkeys(itertools.chain.from_iterable(sample.texts for sample in samples)))
-        has_images = any(sample.image is not None for sample in samples)
-        images: dict[str, Any] = {}
+        columns: dict[str, None] = {}  # in the order of their first sample
+        for sample in samples:
+            columns.update(dict.fromkeys(sample.texts))
+        images = self._images(samples)
         table_rows: list[list[Any]] = []
         for sample in samples:
             table_row: list[Any] = [sample.texts.get(name, "") for name in columns]
-            if sample.image is not None and sample.image_name not in images:
-                images[sample.image_name] = self.library.Image(sample.image)
-            if has_images:
+            if images:
                 table_row.insert(0, images.get(sample.image_name))
             table_rows.append(table_row)
-        if has_images:
-            columns.insert(0, IMAGE)
-        self.log(step, {SAMPLES: self.library.Table(columns=columns, data=table_rows)})
+        names = [IMAGE, *columns] if images else list(columns)
+        self.log(step, {SAMPLES: self.library.Table(columns=names, data=table_rows)})
+
+    def _images(self, samples: Sequence[TrackedSample]) -> dict[str, Any]:
+        """Returns the library's images by name, each once."""
+        images: dict[str, Any] = {}
+        for sample in samples:
+            if sample.image is not None and sample.image_name not in images:
+                images[sample.image_name] = self.library.Image(sample.image)
+        return images
 
     def log_credit(self, step: int, credit: TrackedCredit) -> None:
         self.log(step, {CREDIT: self.library.Html(credit.html(), data_is_not_path=True)})

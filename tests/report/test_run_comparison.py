@@ -124,6 +124,8 @@ def test_a_verdict_over_single_runs_says_what_it_leaves_out(tmp_path: Path) -> N
     assert compare_runs([folders[0], nothing]).headline == (
         "grpo and rlsd cannot be compared: they share no held-out accuracy after training."
     )
+    broken = write_run(tmp_path / "x", validated(0.3, float("nan")), config="algorithm:\n  adv_estimator: cepo\n")
+    assert "grpo and cepo cannot be compared" in compare_runs([folders[0], broken]).headline
     assert compare_runs([nothing]).headline == "rlsd has no held-out accuracy after training."
 
 

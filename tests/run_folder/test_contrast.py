@@ -62,6 +62,13 @@ def test_a_response_without_uniform_credit_is_shown_even(advantages: list[float]
     assert len(contrast.sides[0].rows[0].tokens) == 3
 
 
+def test_a_response_without_tokens_is_shown_as_nothing() -> None:
+    empty = credited([], [], right=False)
+    assert clarity(empty) == (False, 0.0)
+    [side] = contrast_of(group(1, [empty]), [0], method="x").sides
+    assert side.rows[0].tokens == []
+
+
 def test_the_uniform_method_is_shown_once() -> None:
     response = credited([1.0] * 3, list("abc"), right=True)
     contrast = contrast_of(group(1, [response]), [0], method="grpo", baseline="grpo", uniform_advantages=[1.0])

@@ -4,6 +4,7 @@ const CHART_TOP = 10;
 const CHART_BOTTOM = 26;
 const UNIT_HEIGHT = 16; // of a long unit below the axis
 const LABEL_HEIGHT = 24;
+const LEAST_LABEL_GAP = 17;
 const MOST_POINTS_WITH_DOTS = 60;
 let charts = [];
 
@@ -281,6 +282,8 @@ const addChart = (figure, data) => {
   const plot = figure.querySelector(".plot");
   const chart = { figure, data, plot, step: null };
   chart.steps = stepsOf(chart);
+  const heightOfLabels = LEAST_LABEL_GAP * data.series.length + CHART_TOP + CHART_BOTTOM;
+  if (heightOfLabels > 210) plot.style.height = `${heightOfLabels}px`;
   for (const series of data.series) plot.append(labelOf(chart, series));
   const save = make("a", { className: "csv", textContent: "CSV", title: "save the values of this chart", download: `${data.title}.csv`, href: "#" });
   save.addEventListener("click", () => {
