@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +39,8 @@ class RunData:
     """
 
     folder: Path
-    rows: Sequence[MetricsRow]
-    config: Mapping[str, object]
+    rows: Sequence[MetricsRow] = field(repr=False)
+    config: Mapping[str, object] = field(repr=False)
 
     @property
     def name(self) -> str:
