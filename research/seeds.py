@@ -34,13 +34,9 @@ class Outcome:
 
 def main(argv: list[str] | None = None) -> int:
     """Trains what is not trained yet, and prints the table; returns the exit code of a run that failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", help="configuration files, the one to compare with first, and KEY=VALUE")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--out", type=Path, default=Path("checkpoints/seeds"))
-    options = parser.parse_args(argv)
-    settings = [word for word in options.files if "=" in word]
-    files = [Path(word) for word in options.files if "=" not in word]
+    options = arguments(argv)
+    settings = [word for word in options.words if "=" in word]
+    files = [Path(word) for word in options.words if "=" not in word]
     outcomes: dict[str, list[Outcome]] = {file.stem: [] for file in files}
     for seed in options.seeds:
         for file in files:
@@ -52,6 +48,15 @@ def main(argv: list[str] | None = None) -> int:
             outcomes[file.stem].append(_outcome(folder))
     print(table(outcomes))
     return 0
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Parses the command line; files and settings may stand before and after the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="+", help="configuration files, the one to compare with first, and KEY=VALUE")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--out", type=Path, default=Path("checkpoints/seeds"))
+    return parser.parse_intermixed_args(argv)
 
 
 def _train(file: Path, seed: int, folder: Path, settings: Sequence[str]) -> int:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from research.seeds import Outcome, table
+from pathlib import Path
+
+from research.seeds import Outcome, arguments, table
+
+
+def test_files_and_settings_stand_on_both_sides_of_the_options() -> None:
+    options = arguments(["first", "second", "--seeds", "4", "5", "--out", "runs", "trainer.max_steps=2"])
+    assert options.words == ["first", "second", "trainer.max_steps=2"]
+    assert (options.seeds, options.out) == ([4, 5], Path("runs"))
 
 
 def test_differences_are_paired_by_seed_with_their_error() -> None:
