@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-EQUAL_DEPENDENCE = 1e-4
+EQUAL_DEPENDENCE = 1e-6
 """Responses whose u_t differ by no more keep their advantage: the gate divides by this difference, rounding included."""
 
 

@@ -163,9 +163,9 @@ def test_pgpo_conserves_each_responses_mass() -> None:
 
 
 def test_pgpo_leaves_responses_alone_that_hardly_need_the_image() -> None:
-    """Log-ratios of 0 and 0.01 give u of 0 and 5e-5, which rounding could order; those of 0.1 give 5e-3."""
+    """Log-ratios of 0 and 0.001 give u of 0 and 5e-7, which rounding could order; those of 0.1 give 5e-3."""
     old = torch.full((2, 2), -1.0, dtype=torch.float64)
-    blind = torch.tensor([[-1.0, -1.01], [-1.0, -1.1]], dtype=torch.float64)
+    blind = torch.tensor([[-1.0, -1.001], [-1.0, -1.1]], dtype=torch.float64)
     batch = token_batch([1.0, 0.0], [0, 0], lengths=[2, 2], old=old, views={"blind": blind}, dtype=torch.float64)
     weights = build_estimator("pgpo").signal(batch, step=0).diagnostics["weight"]
     assert weights.tolist() == [[1.0, 1.0], [0.0, pytest.approx(2.0)]]

@@ -149,7 +149,7 @@ def pgpo_advantages(advantages: Sequence[float], deltas: Rows, *, threshold: flo
     for advantage, tokens in zip(advantages, dependences(deltas), strict=True):
         logs = numpy.log1p(tokens)
         span = logs.max() - logs.min()
-        if span <= 1e-4:
+        if span <= 1e-6:
             result.append(numpy.full(len(logs), advantage))
             continue
         gates = []
