@@ -254,7 +254,8 @@ def _validator(
 
     return Validator(
         problems=held_out,
-        data=config.data,
+        batch_size=config.data.val_batch_size,
+        max_response_length=config.data.max_response_length,
         algorithm=config.algorithm,
         worker=config.worker,
         trainer=config.trainer,

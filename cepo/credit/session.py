@@ -40,7 +40,7 @@ class Session:
             "data": config.data.train_sources,
             "generator": self.backend.generator_name,
             "seed": config.worker.rollout.seed,
-            "sampling": asdict(training_settings(config.worker.rollout, config.data)),
+            "sampling": asdict(training_settings(config.worker.rollout, config.data.max_response_length)),
             **describe_software(),
         }
 
@@ -49,7 +49,7 @@ class Session:
 
     def ask(self, step: int, *, with_baselines: bool) -> Rollouts:
         """Samples and rewards what training would at the 0-based `step`, with greedy responses as baselines if asked."""
-        settings = training_settings(self.config.worker.rollout, self.config.data)
+        settings = training_settings(self.config.worker.rollout, self.config.data.max_response_length)
         rollouts = self.asker.ask(self.problems_of(step), self.backend, settings, step=step)
         return self.asker.with_baselines(rollouts, self.backend, settings) if with_baselines else rollouts
 

@@ -286,7 +286,7 @@ class Continuations:
         """Samples each prefix's continuations, all up to the limit of the shortest prefix."""
         config = self._session.config
         shortest = min(len(prefix.tokens) for prefix in prefixes)
-        settings = training_settings(config.worker.rollout, config.data)
+        settings = training_settings(config.worker.rollout, config.data.max_response_length)
         settings = dataclasses.replace(
             settings,
             num_samples=self._number,

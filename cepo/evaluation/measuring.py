@@ -50,7 +50,7 @@ class Plan:
 
         data = self.config.data
         worker = self.config.worker
-        settings = validation_settings(worker.rollout, data)
+        settings = validation_settings(worker.rollout, data.max_response_length)
         yield f"model: {worker.actor.model.model_path}"
         yield f"trained weights: {self.actor or 'none (the model unchanged)'}"
         yield f"data: {', '.join(map(str, self.sources))}"
@@ -198,7 +198,7 @@ def _description(plan: Plan, config: RunConfig, generator: str) -> Tree:
         "seed": config.worker.rollout.seed,
         "protocol": plan.protocol,
         "judge": None if plan.rules.judge is None else plan.rules.judge["model"],
-        "sampling": dataclasses.asdict(validation_settings(config.worker.rollout, config.data)),
+        "sampling": dataclasses.asdict(validation_settings(config.worker.rollout, config.data.max_response_length)),
         "format_prompt": None if data.format_prompt is None else read_text(Path(data.format_prompt)),
         "max_prompt_length": data.max_prompt_length,
         "min_pixels": data.min_pixels,

@@ -133,7 +133,7 @@ def graded_rows(
     `response`, `answer` (as extracted, or None), `correct` (None if only a judge can tell and there is no verdict),
     `length` in tokens, `finished` and `scores`.
     """
-    settings = validation_settings(config.worker.rollout, config.data)
+    settings = validation_settings(config.worker.rollout, config.data.max_response_length)
     if rules.is_lmms and task.benchmark is not None:
         limit = min(settings.max_response_length, LMMS_TASKS[task.benchmark.name].max_new_tokens)
         settings = dataclasses.replace(settings, max_response_length=limit)

@@ -107,17 +107,32 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         own_rows = slice(first_row, first_row + len(inputs))
 
         def score(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
-            own_hints = {view: hints[own_rows] for view, hints in shown.items()}
-            old, teachers = self._scored(output, live[own_rows], own_hints)
-            gathered_teachers = {view: self._of_all(values, width) for view, values in teachers.items()}
-            return self._of_all(old, width), gathered_teachers
+            own_hints: dict[str, Sequence[Hint | None]] = {}
+            for view, hints in shown.items():
+                own_hints[view] = hints[own_rows]
+            old, own_teachers = self._scored(output, live[own_rows], own_hints)
+            teachers: dict[str, Tensor] = {}
+            for view, log_probs in own_teachers.items():
+                teachers[view] = self._of_all(log_probs, width)
+            return self._of_all(old, width), teachers
 
         rewards, correct = self._rewards()
-        sizes = [self.num_generations] * (len(rows) // self.num_generations)
-        micro_steps = self.state.global_step * self.args.gradient_accumulation_steps
-        step = micro_steps // (self.args.steps_per_generation * self.num_iterations)  # of the rollouts, for schedules
-        signal = self._credit.signal(rows, rewards, correct, sizes, score, step=step)
+        num_groups = len(rows) // self.num_generations
+        signal = self._credit.signal(
+            rows,
+            rewards,
+            correct,
+            [self.num_generations] * num_groups,
+            score,
+            step=self._rollout_step(),
+        )
         return replace(signal, advantages=signal.advantages[own_rows])
+
+    def _rollout_step(self) -> int:
+        """Returns the number of rollout batches before this one, by which methods' schedules go."""
+        micro_steps = self.state.global_step * self.args.gradient_accumulation_steps
+        micro_steps_per_rollouts = self.args.steps_per_generation * self.num_iterations
+        return micro_steps // micro_steps_per_rollouts
 
     def _scored(self, output: Tree, live: Tensor, hints_of_views: Shown) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the log-probs (B, T) of this process's rows by the student, and by the teacher of each view.
@@ -165,12 +180,14 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         The reward is NaN if every reward function returned None: TRL warns of it, and the rollout teaches nothing.
         """
         scores = self._scores.double().cpu()  # (B of all processes, reward functions)
-        totals = (scores * self.reward_weights.double().cpu()).nansum(dim=1)
-        totals[scores.isnan().all(dim=1)] = torch.nan
-        deciding_scores = totals
-        if self._correct_by is not None:
-            deciding_scores = scores[:, self.reward_func_names.index(self._correct_by)]
-        return totals, deciding_scores >= 0.5
+        weights = self.reward_weights.double().cpu()
+        totals = (scores * weights).nansum(dim=1)
+        lacks_all = scores.isnan().all(dim=1)
+        totals[lacks_all] = torch.nan
+        if self._correct_by is None:
+            return totals, totals >= 0.5
+        column = self.reward_func_names.index(self._correct_by)
+        return totals, scores[:, column] >= 0.5
 
     @torch.no_grad()
     def _log_probs(self, output: Tree, hints: Sequence[Hint | None], needed: Tensor) -> Tensor:
@@ -197,8 +214,13 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
     def _chunks(self, contexts: Mapping[int, _Context]) -> list[list[int]]:
         """Divides rows into passes; those without an image get passes of their own."""
-        with_images = [row for row, context in contexts.items() if context.images]
-        without_images = [row for row, context in contexts.items() if not context.images]
+        with_images: list[int] = []
+        without_images: list[int] = []
+        for row, context in contexts.items():
+            if context.images:
+                with_images.append(row)
+            else:
+                without_images.append(row)
         size = self.args.per_device_train_batch_size
         chunks: list[list[int]] = []
         for rows in (with_images, without_images):

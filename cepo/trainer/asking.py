@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cepo.config.schema import AlgorithmConfig, DataConfig
+from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import RolloutConfig, WorkerConfig
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.errors import RewardError
@@ -170,11 +170,13 @@ def request(problem: Problem, prompt: EncodedPrompt, seed: int, tokens: Sequence
     )
 
 
-def validation_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSettings:
-    return training_settings(rollout, data, rollout.val_override_config)
+def validation_settings(rollout: RolloutConfig, max_response_length: int) -> SamplingSettings:
+    return training_settings(rollout, max_response_length, rollout.val_override_config)
 
 
-def training_settings(rollout: RolloutConfig, data: DataConfig, override: Fields | None = None) -> SamplingSettings:
+def training_settings(
+    rollout: RolloutConfig, max_response_length: int, override: Fields | None = None
+) -> SamplingSettings:
     """Returns the sampling settings of `worker.rollout`; `override` replaces some."""
     settings: Tree = {
         "n": rollout.n,
@@ -185,7 +187,7 @@ def training_settings(rollout: RolloutConfig, data: DataConfig, override: Fields
     settings |= override or {}
     return SamplingSettings(
         num_samples=settings.pop("n"),
-        max_response_length=data.max_response_length,
+        max_response_length=max_response_length,
         ignore_eos=rollout.ignore_eos,
         **settings,
     )

@@ -68,6 +68,8 @@ class Trainer:
         self.clock = StageClock()
         self._asker = Asker(self.worker, self.algorithm, self.contexts, self.processing, self.rewards, self.clock)
         self._reader = ProblemReader(self.problems, self.contexts, self._problems_per_round)
+        self._sampling = training_settings(self.worker.rollout, self.data.max_response_length)
+        self._updates_every_row = self.worker.actor.has_entropy_term
         self._first_step = self.state.step
         self._last_validation: tuple[int, float | None] = (-1, None)
 
@@ -166,14 +168,13 @@ class Trainer:
         prompts: Sequence[EncodedPrompt] | None = None,
     ) -> Rollouts:
         """Samples and rewards responses to `problems` with the settings of training; encodes `prompts` unless given."""
-        settings = training_settings(self.worker.rollout, self.data)
-        return self._asker.ask(problems, sampler, settings, step=step, attempt=attempt, prompts=prompts)
+        return self._asker.ask(problems, sampler, self._sampling, step=step, attempt=attempt, prompts=prompts)
 
     def with_baselines(self, rollouts: Rollouts, sampler: Sampler) -> Rollouts:
         """Adds the reward of a greedy response to each prompt, if the method reads it."""
         if "reward_baselines" not in self.estimator.reads:
             return rollouts
-        return self._asker.with_baselines(rollouts, sampler, training_settings(self.worker.rollout, self.data))
+        return self._asker.with_baselines(rollouts, sampler, self._sampling)
 
     def plan(self, rollouts: Rollouts, *, every_row: bool = False) -> ScoringPlan:
         """Decides which rows learn, what their teachers read, and which rows the student must score.
@@ -197,7 +198,7 @@ class Trainer:
             self.contexts,
             on_policy=torch.zeros_like(on_policy) if every_row else on_policy,
             every_row=every_row or not self.algorithm.disable_kl,
-            updates_every_row=self.worker.actor.has_entropy_term,
+            updates_every_row=self._updates_every_row,
             overlong_filter=self.algorithm.overlong_filter,
         )
         if groups and "peer_answer" in self.estimator.reference_sources:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig, WorkerConfig
+from cepo.config.schema import AlgorithmConfig, TrainerConfig, WorkerConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
 from cepo.metrics import Metrics, fraction, mean_of, merge_metrics, sum_value
@@ -37,7 +37,9 @@ class Validator:
     def __init__(
         self,
         problems: ProblemSet,
-        data: DataConfig,
+        *,
+        batch_size: int,
+        max_response_length: int,
         algorithm: AlgorithmConfig,
         worker: WorkerConfig,
         trainer: TrainerConfig,
@@ -46,11 +48,11 @@ class Validator:
         rewards: RewardPool,
     ) -> None:
         self._problems = problems
-        self._data = data
+        self._batch_size = batch_size if batch_size > 0 else len(problems)
         self._trainer = trainer
         self._contexts = contexts
         self._asker = Asker(worker, algorithm, contexts, processing, rewards)
-        self._settings = validation_settings(worker.rollout, data)
+        self._settings = validation_settings(worker.rollout, max_response_length)
         self._greedy = dataclasses.replace(self._settings, num_samples=1, temperature=0.0)
         self._indices = list(range(len(problems)))  # of the problems that are validated
         if 0 < trainer.val_max_samples < len(problems):
@@ -68,9 +70,7 @@ class Validator:
         """Runs a validation and returns its metrics, means over all samples, and the responses to record."""
         parts: list[Metrics] = []
         rows: list[Mapping[str, object]] = []
-        size = self._data.val_batch_size
-        if size < 0:
-            size = len(self._indices)
+        size = self._batch_size
         for start in range(0, len(self._indices), size):
             problems = [self._problems[index] for index in self._indices[start : start + size]]
             rollouts = self._asker.ask(problems, backend, self._settings, step=VALIDATION_STEP)
