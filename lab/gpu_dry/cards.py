@@ -48,6 +48,9 @@ CARDS = {
         shared=101_376,
         processors=188,
     ),
+    "RTX 4090": Card(
+        name="NVIDIA GeForce RTX 4090", capability=(8, 9), memory=25_393_692_672, shared=101_376, processors=128
+    ),
 }
 
 
