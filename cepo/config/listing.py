@@ -73,9 +73,11 @@ def all_settings() -> list[Setting]:
 
 
 def settings_in_words(name: str) -> str:
-    """Describes the settings of the section `name`, or the setting of that name."""
+    """Describes the settings of the section `name`, or those with that dotted key or that last name."""
     settings = all_settings()
     described = [setting for setting in settings if f"{setting.key}.".startswith(f"{name.strip('.')}.")]
+    if not described:
+        described = [setting for setting in settings if setting.key.rpartition(".")[2] == name]
     if not described:
         sections = sorted({setting.key.rpartition(".")[0] for setting in settings})
         keys = [setting.key for setting in settings]

@@ -14,6 +14,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.registry import path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, is_explained, report_engine_keys, without_engine_keys
+from cepo.config.other_programs import translation_of
 from cepo.config.paths import located
 from cepo.config.schema import RunConfig, RunSettings, TrainerConfig
 from cepo.config.sources import Origins, Source, read_arguments
@@ -108,17 +109,25 @@ def _presets(merged: Tree, origins: Origins) -> Tree:
     try:
         of_method = presets_of(method)
     except ConfigError as error:
-        raise origins.error("algorithm.adv_estimator", str(error)) from None
+        raise _unknown_name("algorithm.adv_estimator", method, error, origins) from None
     if of_method:
         presets["algorithm"] = of_method
     loss = str(_selected(merged, ("worker", "actor", "loss_type"), origins))
     try:
         of_loss = loss_presets_of(loss)
     except ConfigError as error:
-        raise origins.error("worker.actor.loss_type", str(error)) from None
+        raise _unknown_name("worker.actor.loss_type", loss, error, origins) from None
     if of_loss:
         presets["worker"] = {"actor": of_loss}
     return presets
+
+
+def _unknown_name(key: str, name: str, error: ConfigError, origins: Origins) -> ConfigError:
+    """Returns the error about an unknown method or loss; a name of another program leads to our settings."""
+    translation = translation_of(key, name)
+    if translation is not None:
+        return origins.error(key, f"{key} '{name}' is unknown. {translation}")
+    return origins.error(key, str(error))
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:

@@ -70,7 +70,8 @@ def require_data(key: str, name: str) -> None:
     is_hub_name = HUB_NAME.fullmatch(path) is not None and not path.endswith(_DATA_ENDINGS)
     if find_path(path) is None and not is_hub_name:
         raise ConfigError(
-            f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split).{near_path(path)}"
+            f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split)."
+            f"{near_path(path) or _with_split(name)}"
         )
 
 
@@ -111,8 +112,18 @@ def _refuse_address(key: str, name: str) -> None:
         raise ConfigError(f"{key}={name} is an address; write the hub name, {key}={address['name']}.")
 
 
+def _with_split(name: str) -> str:
+    """Returns " Did you mean 'ORG/NAME@SPLIT'?" for a hub name with another mark before its split, or a slash behind it."""
+    spelled = name.rstrip("/").replace(":", "@")
+    path, _, _ = spelled.partition("@")
+    return f" Did you mean '{spelled}'?" if spelled != name and HUB_NAME.fullmatch(path) else ""
+
+
 def _with_organisation(name: str) -> str:
-    """Returns " Did you mean 'ORG/NAME'?" for a model's name without its organisation; empty if that is not known."""
+    """Returns " Did you mean 'ORG/NAME'?" for a model's name without its organisation, or with a slash behind it."""
+    without_slash = name.rstrip("/")
+    if without_slash != name and HUB_NAME.fullmatch(without_slash):
+        return f" Did you mean '{without_slash}'?"
     table = Path(__file__).with_name("hub_organisations.yaml")
     organisations: Mapping[str, str] = yaml.safe_load(table.read_text(encoding="utf-8"))
     for beginning, organisation in organisations.items():

@@ -83,6 +83,10 @@ def is_value(word: str) -> bool:
 
 def _remedy(word: str, next_word: str) -> str:
     colon = _WITH_COLON.fullmatch(word)
+    key, separator, value = word.partition("=")
+    dotted = re.sub(r"[./]+", ".", key)
+    if separator and _SETTING.fullmatch(f"{dotted}="):
+        return f" Did you mean '{dotted}={value}'?"
     if word.startswith("~"):
         return " A setting cannot be removed; write the value that it shall have, or null."
     if colon is not None:

@@ -115,6 +115,8 @@ def test_a_method_needs_a_signal_of_the_right_form() -> None:
         register_estimator("lacking_one")(Lacking)  # type: ignore[type-abstract]
 
     class Faulty(Lacking):
+        result: object
+
         def signal(self, batch, *, step):  # type: ignore[override]
             return self.result
 
@@ -124,7 +126,7 @@ def test_a_method_needs_a_signal_of_the_right_form() -> None:
         (torch.zeros(2, 3), "returned a Tensor"),
         (TokenSignal(advantages=torch.zeros(3, 2)), r"shape \(3, 2\)"),
     ):
-        method.result = result  # type: ignore[attr-defined]
+        method.result = result
         with pytest.raises(ConfigError, match=advice):
             method.checked_signal(batch, step=0)  # type: ignore[arg-type]
 
@@ -165,6 +167,8 @@ def test_several_machines_without_a_cluster_are_refused_early() -> None:
             "model_path=Qwen/Qwen3-VL-2B.",
         ),
         ("data.train_files=https://huggingface.co/datasets/hiyouga/geometry3k", "train_files=hiyouga/geometry3k."),
+        ("worker.actor.model.model_path=Qwen/Qwen3-VL-2B/", "Did you mean 'Qwen/Qwen3-VL-2B'?"),
+        ("data.train_files=openai/gsm8k:train", "Did you mean 'openai/gsm8k@train'?"),
         ("data.train_files=DIR/dta/train.jsonl", "Did you mean 'DIR/data/train.jsonl'?"),
         ("worker.reward.reward_function=DIR/my_rewrd.py:score", "Did you mean 'DIR/my_reward.py'?"),
         ("worker.reward.reward_function=my_reward.score", "Did you mean 'my_reward.py:score'?"),
