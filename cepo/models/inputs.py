@@ -373,7 +373,8 @@ class Family:
         features: list[list[ImageFeatures]] = []
         for image_inputs in images:
             inputs = {name: tensor.to(device) for name, tensor in image_inputs.tensors.items()}
-            embeddings = model.model.get_image_features(**inputs, return_dict=True).pooler_output
+            output = model.model.get_image_features(**inputs, return_dict=True)
+            embeddings = output.pooler_output
             if not isinstance(embeddings, Tensor):  # images differ in their number of tokens
                 embeddings = torch.cat(list(embeddings))
             features.append([ImageFeatures(embeddings=embeddings)])

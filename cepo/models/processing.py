@@ -104,12 +104,15 @@ class Processing(TextCodec):
         A sampled placeholder without an image would make every later forward pass over the response fail. Embeddings
         are padded beyond the tokenizer's last id, and sampled ids in that range cannot be decoded.
         """
-        special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        visual = {self.image_token_id, self.video_token_id, *self.placeholders} - {None}
+        banned = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        banned.update(self.tokenizer.all_special_ids)
+        for visual_token in (self.image_token_id, self.video_token_id, *self.placeholders):
+            if visual_token is not None:
+                banned.add(visual_token)
         largest = max(self.tokenizer.get_vocab().values())
-        unused = range(largest + 1, self._num_embeddings)
-        banned = special.union(self.tokenizer.all_special_ids, visual, unused)
-        banned -= set(self.eos_token_ids)
+        banned.update(range(largest + 1, self._num_embeddings))
+        banned.difference_update(self.eos_token_ids)
+        # A tokenizer may have tokens beyond the embeddings, which cannot be sampled.
         return tuple(sorted(index for index in banned if index < self._num_embeddings))
 
     def load_images(
@@ -149,8 +152,8 @@ class Processing(TextCodec):
         with_videos = images is not None and self.video_token_id in images.expansions
         engine_ids = self.template_ids(text, with_videos=with_videos, history=history)
         prefix = self.encode_text(assistant_prefix)
-        expanded = self.expand(engine_ids, images)
-        return EncodedPrompt(token_ids=(*expanded, *prefix), engine_ids=(*engine_ids, *prefix), images=images)
+        token_ids = self.expand(engine_ids, images) + prefix
+        return EncodedPrompt(token_ids=tuple(token_ids), engine_ids=tuple(engine_ids + prefix), images=images)
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
         if images is None:
@@ -174,7 +177,9 @@ class Processing(TextCodec):
         turns = [Turn(turn.role, encodable(turn.text)) for turn in (*history, Turn("user", text))]
         marks = MARKS if with_videos else (IMAGE_MARK,)
         in_pieces = self._ids_in_pieces(turns, marks)
-        messages = [{"role": turn.role, "content": self._content(turn.text, marks)} for turn in turns]
+        messages: list[Fields] = []
+        for turn in turns:
+            messages.append({"role": turn.role, "content": self._content(turn.text, marks)})
         whole = self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
         has_equal_controls = self._added_tokens(whole) == self._added_tokens(in_pieces)
         token_ids = self.in_vocabulary(whole if has_equal_controls else in_pieces)

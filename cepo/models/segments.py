@@ -215,8 +215,12 @@ def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, s
     return attended
 
 
+PackedAttention = Callable[[Tensor, Tensor, Tensor, "BlockMask", float], Tensor]
+"""A function of query, key, value, block mask and scale that returns what the query attends to."""
+
+
 @cache
-def compiled(backend: str | Callable[..., object]) -> Callable[[Tensor, Tensor, Tensor, BlockMask, float], Tensor]:
+def compiled(backend: str | Callable[..., object]) -> PackedAttention:
     """Returns `attend_to_mask` compiled for rows of any number of whole blocks.
 
     The tokens are passed as blocks (1, heads, L / 128, 128, D), because for an arbitrary length the kernels would
@@ -227,14 +231,18 @@ def compiled(backend: str | Callable[..., object]) -> Callable[[Tensor, Tensor, 
     """
 
     def attend_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
-        return attend_to_mask(query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3), mask, scale)
+        query_tokens = query.flatten(2, 3)  # (1, heads, L, D)
+        key_tokens = key.flatten(2, 3)
+        value_tokens = value.flatten(2, 3)
+        return attend_to_mask(query_tokens, key_tokens, value_tokens, mask, scale)
 
     compiled_attention: Any = torch.compile(attend_blocks, fullgraph=True, backend=backend)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
-        query_blocks = query.unflatten(2, (-1, BLOCK_SIZE))  # (1, heads, L / 128, 128, D), like the two below
-        key_blocks = key.unflatten(2, (-1, BLOCK_SIZE))
-        value_blocks = value.unflatten(2, (-1, BLOCK_SIZE))
+        blocks = (-1, BLOCK_SIZE)
+        query_blocks = query.unflatten(2, blocks)  # (1, heads, L / 128, 128, D)
+        key_blocks = key.unflatten(2, blocks)
+        value_blocks = value.unflatten(2, blocks)
         with torch._dynamo.config.patch(specialize_float=True, recompile_limit=64):
             return compiled_attention(query_blocks, key_blocks, value_blocks, mask, scale)
 

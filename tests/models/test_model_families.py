@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from tiny_checkpoints import FAMILIES, write_checkpoint
@@ -152,7 +153,7 @@ def test_rows_that_part_between_images_score_like_padded_ones(tmp_path: Path) ->
     rows: list[ScoringRow] = []
     for number, word in enumerate(("before", "beside")):
         context = processing.encode(f"<image> {word} <image> Which?", images)
-        rows.append(ScoringRow(context=context, response_ids=(5, 6, 7), prompt=number))
+        rows.append(ScoringRow(context=context, response_ids=numpy.array([5, 6, 7]), prompt=number))
     packed = build_actor(folder)
     assert packed.passes.packed
     scores = packed.score(rows)

@@ -302,6 +302,12 @@ def gemma4_large() -> Parts:
     return _gemma4(text={"use_bidirectional_attention": "vision", "attention_k_eq_v": True})
 
 
+def gemma4_moe() -> Parts:
+    """The large models' form with 4 experts a layer, 2 of them for each token, beside a dense layer."""
+    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+    return _gemma4(text={"use_bidirectional_attention": "vision", "attention_k_eq_v": True, **experts})
+
+
 def _gemma4(*, text: dict[str, Any], audio_config: dict[str, Any] | None = None) -> Parts:
     """At most 70 tokens an image, logits capped at 30, and layers of full attention with wider heads."""
     from transformers import Gemma4AudioFeatureExtractor
@@ -447,5 +453,17 @@ FAMILIES: dict[str, Callable[[], Parts]] = {
     "qwen3_5_moe": lambda: _linear("Qwen3_5Moe", shared_expert_intermediate_size=64, **_EXPERTS),
 } | {
     build.__name__: build
-    for build in (internvl, smolvlm, idefics3, gemma3, gemma4, gemma4_large, llava_onevision, glm4v, glm46v, lfm2_vl)
+    for build in (
+        internvl,
+        smolvlm,
+        idefics3,
+        gemma3,
+        gemma4,
+        gemma4_large,
+        gemma4_moe,
+        llava_onevision,
+        glm4v,
+        glm46v,
+        lfm2_vl,
+    )
 }
