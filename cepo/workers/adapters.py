@@ -122,14 +122,16 @@ class FusedLoraLinear(Linear):
         name = self._only_adapter(x)
         if name is None or args or kwargs:
             return super().forward(x, *args, **kwargs)
-        flat = x.reshape(-1, x.shape[-1])
+        *leading_sizes, input_size = x.shape
+        flat = x.reshape(-1, input_size)  # (N, in)
         base: Any = self.base_layer
         down: Any = self.lora_A[name]
         up: Any = self.lora_B[name]
         # The in-place sum needs a tensor that is not a view, because autograd would copy the gradient of a view.
-        result: Tensor = base(flat)
-        result.addmm_(linear(flat, down.weight), up.weight.t(), alpha=self.scaling[name])
-        return result.view(*x.shape[:-1], result.shape[-1])
+        result: Tensor = base(flat)  # (N, out)
+        low_rank = linear(flat, down.weight)  # (N, rank)
+        result.addmm_(low_rank, up.weight.t(), alpha=self.scaling[name])
+        return result.view(*leading_sizes, result.shape[-1])
 
     def _only_adapter(self, x: Tensor) -> str | None:
         """Returns the adapter's name if this class's formula covers the call, else None."""

@@ -65,9 +65,11 @@ class Critic(Trained[CriticConfig, ValueModel, CriticBatch]):
         token_weight = weights[part.indices].to(self.device)
         values = torch.zeros_like(old_values).masked_scatter(mask, flat_values)
         clip = self._config.cliprange_value
-        loss = (value_loss(values, old_values, returns, clip) * token_weight).sum()
+        token_losses = value_loss(values, old_values, returns, clip)
+        loss = (token_losses * token_weight).sum()
         loss.backward()
         metrics = value_metrics(values.detach(), old_values, returns, mask, clip)
         # The weights of a batch's micro-batches sum to 1, so merging gives the mean loss of the optimizer steps.
-        metrics["critic/vf_loss"] = fraction(float(loss.detach()), len(part.indices) / batch.denominators.num_sequences)
+        share_of_batch = len(part.indices) / batch.denominators.num_sequences
+        metrics["critic/vf_loss"] = fraction(float(loss.detach()), share_of_batch)
         return metrics

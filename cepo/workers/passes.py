@@ -388,12 +388,14 @@ class Passes:
         """Returns for each pass whether this rank must run a sharded tower in it without images of its own."""
         if self._image_filler is None:  # the tower is whole on each rank, which runs it alone
             return [False] * len(indices_of_passes)
-        images_counts: list[int] = []
+        has_images: list[bool] = []
         for indices in indices_of_passes:
-            rows_with_images = [index for index in indices if rows[index].context.images is not None]
-            images_counts.append(len(rows_with_images))
-        largest_counts = self._largest(images_counts)
-        return [count == 0 and largest > 0 for count, largest in zip(images_counts, largest_counts, strict=True)]
+            has_images.append(any(rows[index].context.images is not None for index in indices))
+        some_rank_has_images = self._largest([int(has) for has in has_images])
+        lack_images: list[bool] = []
+        for this_rank, some_rank in zip(has_images, some_rank_has_images, strict=True):
+            lack_images.append(some_rank > 0 and not this_rank)
+        return lack_images
 
     def _filler_for(self, *, is_empty: bool, lacks_images: bool) -> ScoringRow | None:
         if lacks_images:

@@ -37,13 +37,16 @@ class TeacherWeights:
     @torch.no_grad()
     def after_update(self, step: int) -> None:
         """Refreshes the copies after the update of the 0-based `step`."""
-        if self._config.source == "snapshot" and (step + 1) % self._config.sync_every == 0:
+        num_steps = step + 1
+        if self._config.source == "snapshot" and num_steps % self._config.sync_every == 0:
             for name, weight in self._trained():
                 self.copies[name].copy_(weight)
         elif self._config.source == "ema":
+            share_of_actor = 1.0 - self._config.ema_decay
             for name, weight in self._trained():
                 average = self.copies[name].to_local()
-                average.lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
+                actor_weight = weight.to_local().float()
+                average.lerp_(actor_weight, share_of_actor)
 
     @torch.no_grad()
     def catch_up(self) -> None:
