@@ -115,11 +115,10 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
     """
     uniform = _at(truth, signals[0].signal.advantages)
     lengths = rollouts.response_mask.sum(dim=1).numpy()[truth.row]
-    position = (truth.token + 1) / lengths
     surprisal = -_at(truth, rollouts.sampled_log_probs)
     noise = numpy.random.default_rng([seed, 1]).uniform(0.0, 2.0, len(truth.row))
     baselines = [
-        Arm("position", "baseline", uniform * position),
+        Arm("position", "baseline", uniform * (truth.token + 1) / lengths),
         Arm("surprisal", "baseline", uniform * surprisal),
         Arm("entropy", "baseline", uniform * truth.entropy),
         Arm("random", "baseline", uniform * noise),
