@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -48,6 +49,16 @@ def _settings_given(ctx: click.Context, _: click.Parameter, words: Sequence[str]
 takes_settings = click.argument(
     "settings", nargs=-1, callback=_settings_given, metavar="[config=FILE] [a.b.c=value]..."
 )  # fmt: skip
+
+
+@contextmanager
+def _loading_libraries() -> Generator[None]:
+    """Says that libraries are loaded if it takes longer than 5 s."""
+    from cepo.terminal.progress import log_to_stderr, phase
+
+    log_to_stderr()
+    with phase("loading libraries", is_brief=True):
+        yield
 
 
 class Command(click.Command):
@@ -237,7 +248,8 @@ def doctor(settings: Sequence[str]) -> int:
 
     Exit code: 0 training can start, 1 it cannot (the message says what to do), 2 the configuration has an error.
     """
-    from cepo.doctor.printing import print_findings
+    with _loading_libraries():
+        from cepo.doctor.printing import print_findings
 
     return print_findings(settings)
 
@@ -274,7 +286,8 @@ def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **opti
     code (the run's own reward file, trust_remote_code) or read the environment are not taken over: give them here, or
     give config=RUN/config.yaml to trust all of the run's settings.
     """
-    from cepo.commands.evaluate import evaluate_planned, planned, print_comparison
+    with _loading_libraries():
+        from cepo.commands.evaluate import evaluate_planned, planned, print_comparison
 
     if compare is not None:
         return print_comparison(compare)
@@ -308,7 +321,8 @@ def credit(dry_run: bool, **options: Any) -> None:
 
     Without config=FILE the configuration is that of the checkpoint's run, without its methods' settings.
     """
-    from cepo.commands.measure_credit import make_credit_plan, measure
+    with _loading_libraries():
+        from cepo.commands.measure_credit import make_credit_plan, measure
 
     print_plain("\n".join(measure(make_credit_plan(**options), dry_run=dry_run)))
 
