@@ -1,6 +1,6 @@
 """Runs vLLM's CUDA build on the hollow GPU, from its start to its close, with the trainer's own generator.
 
-    python -m lab.gpu_dry.engine SHAPE RANKS TENSOR_PARALLEL_SIZE {adapter|full}
+    python -m lab.gpu_dry.engine SHAPE {adapter|full}
 
 An adapter runs with CUDA graphs, all weights run eagerly. Kernels compute nothing, so tokens and log-probs mean
 nothing: `hollow_vllm` puts tokens in their place. Memory is accounted, and memory that sleeps may not be touched.
@@ -19,7 +19,7 @@ import torch
 
 from lab.gpu_dry.cards import report
 from lab.gpu_dry.checkpoint import write_configuration
-from lab.gpu_dry.hollow_vllm import stand_in, use_hollow_process_group
+from lab.gpu_dry.hollow_vllm import stand_in
 from lab.support.rows import generation_requests
 from lab.support.shapes import SHAPES
 
@@ -40,7 +40,7 @@ def gib_in_use() -> float:
     return (total - free) / 2**30
 
 
-def generator_settings(folder: Path, shape: str, *, shared_by: int, weights: str) -> GeneratorSettings:
+def generator_settings(folder: Path, shape: str, *, weights: str) -> GeneratorSettings:
     """Returns the settings of the engine: short responses, and few of them at once, for which it captures few graphs."""
     from cepo.rollout.generator import GeneratorSettings
 
@@ -53,7 +53,6 @@ def generator_settings(folder: Path, shape: str, *, shared_by: int, weights: str
         adapted_layers=ADAPTED if has_adapter else (),
         sleep=True,
         enforce_eager=not has_adapter,
-        tensor_parallel_size=shared_by,
         limit_images=1,
         max_num_seqs=PROMPTS * SAMPLES,
     )
@@ -114,12 +113,12 @@ class EngineFacts(NamedTuple):
 
     attention: str
     num_graphs: int
-    shared_by: int
     custom_all_reduce: bool
     head_dtype: str
 
-    def as_asked(self, shared_by: int) -> bool:
-        return self.shared_by == shared_by and not self.custom_all_reduce and self.head_dtype == "torch.float32"
+    @property
+    def as_asked(self) -> bool:
+        return not self.custom_all_reduce and self.head_dtype == "torch.float32"
 
 
 def engine_facts(engine: VllmGenerator, width: int) -> EngineFacts:
@@ -134,13 +133,12 @@ def engine_facts(engine: VllmGenerator, width: int) -> EngineFacts:
     return EngineFacts(
         attention=attention,
         num_graphs=len(config.compilation_config.cudagraph_capture_sizes or ()),
-        shared_by=config.parallel_config.tensor_parallel_size,
         custom_all_reduce=not config.parallel_config.disable_custom_all_reduce,
         head_dtype=str(config.model_config.head_dtype),
     )
 
 
-def main(shape: str, ranks: int, shared_by: int, weights: str) -> None:
+def main(shape: str, weights: str) -> None:
     from cepo.hardware import reserve_memory_in_growing_segments
     from cepo.models.processing import Processing
     from cepo.rollout.generator import SamplingSettings
@@ -148,18 +146,13 @@ def main(shape: str, ranks: int, shared_by: int, weights: str) -> None:
     os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM is imported here before the trainer sets it
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     reserve_memory_in_growing_segments()
-    if ranks > 1:
-        os.environ |= {"RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
-        os.environ["VLLM_DISABLE_PYNCCL"] = "1"  # it speaks to NCCL itself, past the process group
-        use_hollow_process_group(ranks)
     stand_in()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_configuration(shape, folder)
         processing = Processing(str(folder))
         requests = generation_requests(SHAPES[shape], processing, count=PROMPTS)
-        settings = generator_settings(folder, shape, shared_by=shared_by, weights=weights)
+        settings = generator_settings(folder, shape, weights=weights)
         engine = start(settings, processing)
         facts = engine_facts(engine, SHAPES[shape].head_width)
         started = gib_in_use()
@@ -181,14 +174,11 @@ def main(shape: str, ranks: int, shared_by: int, weights: str) -> None:
         closed = gib_in_use()
     expected = (ROUNDS + 1) * PROMPTS * SAMPLES
     report(
-        ok=num_responses == expected
-        and lengths == {RESPONSE}
-        and max(asleep) < 0.1 * started
-        and facts.as_asked(shared_by),
+        ok=num_responses == expected and lengths == {RESPONSE} and max(asleep) < 0.1 * started and facts.as_asked,
         found=f"{facts.attention}, {facts.num_graphs} graph sizes; {num_responses} responses in {ROUNDS + 1} rounds; "
         f"GiB in use: {started:.1f} started, {max(asleep):.1f} asleep, {closed:.1f} closed",
     )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], sys.argv[2])

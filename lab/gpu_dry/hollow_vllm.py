@@ -56,17 +56,3 @@ def _unique_on_host(unique: Any) -> Any:
         return results.to(tensor.device)
 
     return on_host
-
-
-def use_hollow_process_group(num_ranks: int) -> None:
-    """Starts a process group in which this process is rank 0 of many that do not exist: collectives return at once."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
-    plain_group = dist.new_group
-
-    def hollow_group(*arguments: Any, **keywords: Any) -> Any:
-        return plain_group(*arguments, **keywords | {"backend": "fake"})
-
-    dist.new_group = hollow_group

@@ -191,7 +191,9 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *function) {
     memset(found, 0, sizeof *found);
     found->maxThreadsPerBlock = 1024;
-    found->binaryVersion = found->ptxVersion = card.major * 10 + card.minor;
+    /* torch has no code for 8.9, so such a card runs that for 8.6; CUB looks for exactly the version of the code. */
+    int version = card.major * 10 + card.minor;
+    found->binaryVersion = found->ptxVersion = version == 89 ? 86 : version;
     return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int size,
