@@ -42,14 +42,16 @@ def evaluate_planned(plan: Plan) -> int:
 
 
 def print_comparison(folders: str) -> None:
-    """Prints the paired difference of two evaluations, whose folders are separated by a comma."""
+    """Prints the result and the paired differences of two evaluations, whose folders are separated by a comma."""
     from cepo.evaluation.comparison import compare_evaluations
     from cepo.evaluation.evaluation_page import comparison_rows
+    from cepo.evaluation.published import score_table
 
     names = folders.split(",")
     if len(names) != 2 or not all(names):
         raise ConfigError(f"compare={folders}: give two folders, compare=FIRST,SECOND")
     rows = comparison_rows(compare_evaluations(Path(names[0]), Path(names[1])))
+    print_plain(f"{score_table(names).headline}\n")
     _print_table("accuracy in %, difference in points ± standard error, paired by problem", rows)
     print_plain(f"first: {names[0]}\nsecond: {names[1]}")
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from cepo.errors import DataError
-from cepo.evaluation.comparison import compare_evaluations
+from cepo.evaluation.comparison import Paired, compare_evaluations
 from cepo.evaluation.named_sources import TITLES
 from cepo.evaluation.results import RESULTS_FILE, results_file
 from cepo.evaluation.statistics import macro_average
 from cepo.files.foreign import damaged_as, read_json
 from cepo.files.trees import Fields, Tree
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
+from cepo.report.verdict import sentence_of_two
 
 _AVERAGE = "Average"
 _DIFFERENCE = "difference"
@@ -33,6 +35,7 @@ def score_table(names: Sequence[str]) -> ScoreTable:
     """
     rows: list[TableRow] = []
     notes: list[str] = []
+    headlines: list[str] = []
     first: Path | None = None
     for name in names:
         if name.endswith(".json"):
@@ -40,9 +43,10 @@ def score_table(names: Sequence[str]) -> ScoreTable:
             continue
         row = _averaged(_evaluated(Path(name)))
         if first is not None:
-            differences = [paired.difference for paired in compare_evaluations(first, Path(name))]
-            average_gain = _cell(macro_average(differences), 100.0)
+            pairs = compare_evaluations(first, Path(name))
+            average_gain = _cell(macro_average([paired.difference for paired in pairs]), 100.0)
             row = replace(row, cells={**row.cells, _DIFFERENCE: average_gain})
+            headlines.append(_headline(first.name, row.name, pairs, average_gain))
         first = first or Path(name)
         rows.append(row)
     columns = [Column(name=name, is_ranked=True) for name in (*_benchmarks_in(rows), _AVERAGE)]
@@ -50,7 +54,22 @@ def score_table(names: Sequence[str]) -> ScoreTable:
         columns.append(Column(name=_DIFFERENCE, signed=True))
         notes.append(f"The difference of averages is from {first.name}, paired by problem.")
     title = "Accuracy in %, ± standard error; the average is the unweighted mean"
-    return ScoreTable(title=title, columns=columns, rows=rows, notes=notes)
+    return ScoreTable(title=title, columns=columns, rows=rows, notes=notes, headline=" ".join(headlines))
+
+
+def _headline(first: str, second: str, pairs: Sequence[Paired], average_gain: Cell) -> str:
+    """Returns the result of two evaluations in one sentence, with the normal 95 % interval of the paired difference."""
+    mean_of_first = 100 * statistics.fmean(paired.first for paired in pairs)
+    mean_of_second = 100 * statistics.fmean(paired.second for paired in pairs)
+    what = f"the average of {len(pairs)} benchmarks"
+    if len(pairs) == 1:
+        what = TITLES.get(pairs[0].benchmark, pairs[0].benchmark)
+    means = f"{mean_of_second:.1f} % against {mean_of_first:.1f} % on {what}"
+    difference = average_gain
+    if average_gain.error is not None:
+        margin = 1.96 * average_gain.error
+        difference = replace(average_gain, low=average_gain.mean - margin, high=average_gain.mean + margin)
+    return sentence_of_two(first, second, means, difference)
 
 
 def _benchmarks_in(rows: Sequence[TableRow]) -> list[str]:

@@ -99,12 +99,13 @@ class TableRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """A table, with notes on how far its numbers can be compared."""
+    """A table, with notes on how far its numbers can be compared, and its result in one sentence, if it has one."""
 
     title: str
     columns: Sequence[Column]
     rows: Sequence[TableRow]
     notes: Sequence[str] = ()
+    headline: str = ""
 
     def lines(
         self, escape: Callable[[str], str] = str, best: str = "{}", error: str = "{} ± {}"
@@ -189,7 +190,8 @@ class ScoreTable:
             lines = list(zip(*lines, strict=True))
         blocks = terminal_blocks(lines, width)
         notes = [Text(note) for note in self.notes]
-        return Group(Text(self.title, style="bold"), *blocks, *notes)
+        head = [Text(self.headline, style="bold"), Text()] if self.headline else []
+        return Group(*head, Text(self.title, style="bold"), *blocks, *notes)
 
 
 def _is_best(cell: Cell, column: Column, rows: Sequence[TableRow]) -> bool:

@@ -22,16 +22,28 @@ def headline_of(settings: Sequence[Setting]) -> str:
     difference = paired_difference(first, second)
     if isinstance(mean_of_first, str) or isinstance(mean_of_second, str) or isinstance(difference, str):
         return f"{first.label} and {second.label} cannot be compared: they share no held-out accuracy after training."
-    means = f"{mean_of_second.mean:.1f} % against {mean_of_first.mean:.1f} % after training"
+    return sentence_of_two(
+        first.label,
+        second.label,
+        f"{mean_of_second.mean:.1f} % against {mean_of_first.mean:.1f} % after training",
+        difference,
+    )
+
+
+def sentence_of_two(first: str, second: str, means: str, difference: Cell) -> str:
+    """Returns whether `second` is ahead of `first`, by what, and with which certainty; `means` gives both accuracies.
+
+    `difference` is second minus first, in percentage points.
+    """
     points = f"{abs(difference.mean):.1f} points{_interval(difference)}"
     if difference.low is None or difference.high is None:
         direction = "above" if difference.mean >= 0 else "below"
-        return f"{second.label} ends {points} {direction} {first.label}, with an unknown error: {means}."
+        return f"{second} ends {points} {direction} {first}, with an unknown error: {means}."
     if difference.low <= 0 <= difference.high:
         signed = f"{difference.mean:+.1f} points{_interval(difference)}"
-        return f"{second.label} and {first.label} cannot be told apart: {signed}, {means}."
+        return f"{second} and {first} cannot be told apart: {signed}, {means}."
     direction = "ahead of" if difference.mean > 0 else "behind"
-    return f"{second.label} is {direction} {first.label} by {points}: {means}."
+    return f"{second} is {direction} {first} by {points}: {means}."
 
 
 def _of_one_setting(setting: Setting) -> str:

@@ -54,6 +54,10 @@ def test_evaluations_stand_beside_the_paper_with_a_difference(
     monkeypatch.setenv("COLUMNS", "160")
     assert main(["compare", PAPER, str(first), str(second)]) == 0
     printed = capsys.readouterr().out
+    assert printed.startswith(
+        "second and first cannot be told apart: +25.0 points (95 % interval -24.0 to +74.0), "
+        "50.0 % against 25.0 % on DynaMath."
+    )
     assert "org/base" in printed
     assert "+25.00 ± 25.00" in printed
     table = score_table([str(first), str(second)])
