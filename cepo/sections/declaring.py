@@ -52,13 +52,25 @@ def section(declared: type[_Section]) -> type[_Section]:
 
     for name, text in _texts_below_settings(declared).items():
         default = vars(declared).get(name, PydanticUndefined)
-        setattr(declared, name, Field(default=default, description=" ".join(text.split())))
+        setattr(declared, name, _described(default, " ".join(text.split())))
     setattr(declared, "__get_pydantic_core_schema__", classmethod(read_from_mapping))  # noqa: B010
     is_frozen = True
     if dataclasses.is_dataclass(declared):  # it inherits from one, whose choice a dataclass must repeat
         is_frozen = cast(Any, declared).__dataclass_params__.frozen
     as_dataclass = pydantic_dataclass(frozen=is_frozen, kw_only=True, config=_RULES)
     return cast("type[_Section]", as_dataclass(declared))
+
+
+def _described(default: Any, text: str) -> Any:
+    """Returns the default of a setting, a value or a field with its bounds, with `text` as its description if it has none."""
+    description = Field(description=text)
+    if isinstance(default, FieldInfo):
+        return FieldInfo.merge_field_infos(description, default)
+    if isinstance(default, dataclasses.Field):
+        field = cast("dataclasses.Field[Any]", default)
+        field.metadata = {"description": text, **field.metadata}
+        return field
+    return Field(default=default, description=text)
 
 
 def _texts_below_settings(declared: type[Any]) -> dict[str, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+from pydantic import Field, ValidationError
 
 from cepo.errors import ConfigError
-from cepo.sections.declaring import section
+from cepo.sections.declaring import fields_of, section
 from cepo.sections.registry import Registry
 
 
@@ -121,3 +123,42 @@ def test_a_shared_name_with_another_type_is_an_error(config: type[Any]) -> None:
 
     with pytest.raises(ConfigError, match=r"drawing\.part is shared and has the type Large; declare that type"):
         registry().register("wrong")(Wrong)
+
+
+class BoundedShape(Kind):
+    """Its settings have bounds and a description below them, in each of the forms of a default."""
+
+    class Config:
+        radius: float = Field(default=0.3, gt=0, le=1)
+        """The radius in metres."""
+        edge: float = Field(default=2.0, description="The edge in metres.")
+        """A remark below a described setting."""
+        points: tuple[int, ...] = dataclasses.field(default=(1, 2))
+        """The points by number."""
+        height: float = Field(gt=0)
+        """The height, which has no default."""
+
+
+def test_text_below_a_bounded_setting_keeps_its_default() -> None:
+    """0.3 is the default although a text follows `Field(default=0.3, ...)`; `Field(description=...)` is preferred to it."""
+    shapes = registry()
+    shapes.register("bounded")(BoundedShape)
+    config_class = shapes.config_of("bounded")
+    config = config_class(height=1.0)
+    descriptions = {name: field.description for name, field in fields_of(config_class).items()}
+    assert (config.radius, config.edge, config.points) == (0.3, 2.0, (1, 2))
+    assert descriptions == {
+        "radius": "The radius in metres.",
+        "edge": "The edge in metres.",
+        "points": "The points by number.",
+        "height": "The height, which has no default.",
+    }
+
+
+@pytest.mark.parametrize("settings", [{"radius": 0.0, "height": 1.0}, {"radius": 1.5, "height": 1.0}, {"height": -1.0}])
+def test_text_below_a_bounded_setting_keeps_its_bounds(settings: dict[str, float]) -> None:
+    """The radius is in (0, 1], and the height above 0."""
+    shapes = registry()
+    shapes.register("bounded")(BoundedShape)
+    with pytest.raises(ValidationError):
+        shapes.config_of("bounded")(**settings)
