@@ -247,7 +247,7 @@ class TrainerConfig:
     max_log_prob_gap: Positive = 1.0
     """Largest mean gap between the log-probs of rollout engine and trainer, in nats per token, that is not a fault."""
     plugins: Annotated[list[File], DECISIVE] = []
-    """Python files that register further methods."""
+    """Python files that register further methods and policy losses."""
     seed: Annotated[Natural, DECISIVE] = 1
     """Seed of the run: of the order of rows, of sampling, and of everything that has no seed of its own."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from cepo.errors import ConfigError
+from cepo.files.trees import Tree
 from cepo.losses.settings import NoLossSettings
-from cepo.metrics import Metrics
+from cepo.metrics import Metric, Metrics
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -89,3 +91,52 @@ class PolicyLoss(ABC):
     def metrics(self, tokens: PolicyTokens) -> Metrics:
         """Returns further metrics of a micro-batch, each with its reduction, without gradient."""
         return {}
+
+    def checked_token_losses(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
+        """Returns `token_losses`; raises `ConfigError` if a loss of the user's has another shape, or no gradient."""
+        losses: Any = self.token_losses(tokens)
+        name = f"{type(self).__qualname__}.token_losses"
+        expected_shape = tuple(tokens.log_probs.shape)
+        remedy = "return the loss of each token, a tensor (R, T) with the shape of tokens.log_probs"
+        shape = getattr(losses, "shape", None)
+        if shape is None:
+            raise ConfigError(f"{name} returned a {type(losses).__name__}; {remedy}")
+        if tuple(shape) != expected_shape:
+            raise ConfigError(f"{name} returned losses of shape {tuple(shape)} for {expected_shape}; {remedy}")
+        if tokens.log_probs.requires_grad and not losses.requires_grad:
+            raise ConfigError(
+                f"{name} returned losses without a gradient, from which nothing is learnt; compute them from "
+                "tokens.log_probs or tokens.ratio, without detach(), item() or torch.no_grad()"
+            )
+        return losses
+
+    def checked_counts(self, tokens: PolicyTokens) -> Mapping[str, Bool[Tensor, "R T"]]:
+        """Returns `counted`; raises `ConfigError` unless it marks the tokens of each metric in `fractions`."""
+        counted: Any = self.counted(tokens)
+        name = f"{type(self).__qualname__}.counted"
+        if not isinstance(counted, Mapping) or set(cast("Tree", counted)) != set(self.fractions):
+            returned = sorted(cast("Tree", counted)) if isinstance(counted, Mapping) else type(counted).__name__
+            raise ConfigError(
+                f"{name} returned {returned}; return a tensor (R, T) for each of fractions {list(self.fractions)}"
+            )
+        expected_shape = tuple(tokens.response_mask.shape)
+        for metric, chosen in cast("Tree", counted).items():
+            shape = getattr(chosen, "shape", None)
+            if shape is None or tuple(shape) != expected_shape:
+                returned = type(chosen).__name__ if shape is None else f"shape {tuple(shape)}"
+                raise ConfigError(
+                    f"{name} returned {returned} for '{metric}'; return True or False for {expected_shape} tokens"
+                )
+        return cast("Mapping[str, Bool[Tensor, 'R T']]", counted)
+
+    def checked_metrics(self, tokens: PolicyTokens) -> Metrics:
+        """Returns `metrics`; raises `ConfigError` if one of the user's has no reduction."""
+        metrics: Any = self.metrics(tokens)
+        name = f"{type(self).__qualname__}.metrics"
+        remedy = "return a dict of metrics with their reduction, such as {'name': cepo.types.mean_of(values, mask)}"
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(f"{name} returned a {type(metrics).__name__}; {remedy}")
+        for metric, value in cast("Tree", metrics).items():
+            if not isinstance(value, Metric):
+                raise ConfigError(f"{name} returned a {type(value).__name__} for '{metric}'; {remedy}")
+        return cast("Metrics", metrics)

@@ -117,7 +117,7 @@ def _policy_losses(
         advantages=terms.advantages,
         response_mask=terms.response_mask,
     )
-    losses = settings.loss.token_losses(tokens)
+    losses = settings.loss.checked_token_losses(tokens)
     metrics = policy_metrics(settings.loss, tokens.detached())
     if settings.rollout_is == "none":
         return losses, metrics
@@ -143,12 +143,10 @@ def policy_metrics(loss: PolicyLoss, tokens: PolicyTokens) -> Metrics:
         "actor/live_ppo_kl": mean_of(tokens.old_log_probs - tokens.log_probs, mask),
         "actor/live_entropy": mean_of(-tokens.log_probs, mask),
     }
-    counted = loss.counted(tokens)
-    assert set(counted) == set(loss.fractions), f"loss {loss.name} counts {set(counted)}, declared {loss.fractions}"
-    for name, chosen in counted.items():
+    for name, chosen in loss.checked_counts(tokens).items():
         num_chosen = (chosen & mask).sum()
         metrics[name] = share_of_mean(float(num_chosen))
-    return metrics | loss.metrics(tokens)
+    return metrics | loss.checked_metrics(tokens)
 
 
 def step_metrics(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from cepo.algorithms import build_estimator
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import ActorConfig
+from cepo.errors import ConfigError
 from cepo.losses import PolicyLoss, PolicyTokens, build_loss
 from cepo.losses.aggregation import AGGREGATIONS, LossDenominators, token_weights
 from cepo.losses.kl import KL_PENALTIES, adapted_coefficient, kl_penalty
@@ -347,3 +348,73 @@ def test_losses_depend_on_no_micro_batch_padding_or_dead_row(
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-12)
     without_dead = total([[row] for row in range(4) if row not in dead])
     assert all(torch.equal(one, other) for one, other in zip(without_dead, one_by_one, strict=True))
+
+
+class FaultyLoss(PolicyLoss):
+    """A loss whose functions return what the test sets."""
+
+    def __init__(self, *, losses: Any = None, counts: Any = None, metrics: Any = None) -> None:
+        super().__init__(None)
+        self.losses = losses
+        self.counts = counts
+        self.further_metrics = metrics
+        self.fractions = ("faulty/share",)
+
+    def token_losses(self, tokens: PolicyTokens) -> Tensor:
+        return self.losses
+
+    def counted(self, tokens: PolicyTokens) -> Any:
+        return self.counts
+
+    def metrics(self, tokens: PolicyTokens) -> Any:
+        return self.further_metrics
+
+
+FAULTY_TOKENS = PolicyTokens(
+    log_probs=torch.full((2, 3), -1.0, requires_grad=True),
+    old_log_probs=torch.full((2, 3), -1.0),
+    advantages=torch.ones(2, 3),
+    response_mask=torch.ones(2, 3, dtype=torch.bool),
+)
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        (FAULTY_TOKENS.ratio.mean(), r"FaultyLoss.token_losses returned losses of shape \(\) for \(2, 3\); return the"),
+        (FAULTY_TOKENS.ratio.mean(dim=1, keepdim=True), r"losses of shape \(2, 1\) for \(2, 3\)"),
+        ((FAULTY_TOKENS.ratio, {}), "token_losses returned a tuple; return the loss of each token"),
+        (None, "token_losses returned a NoneType"),
+        (FAULTY_TOKENS.ratio.detach(), "without a gradient, from which nothing is learnt"),
+    ],
+)
+def test_a_loss_that_is_no_loss_of_each_token_is_refused(losses: Any, message: str) -> None:
+    """A scalar would be added to itself for every token, and a loss of each response would be spread over its tokens."""
+    with pytest.raises(ConfigError, match=message):
+        FaultyLoss(losses=losses).checked_token_losses(FAULTY_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({}, r"counted returned \[\]; return a tensor \(R, T\) for each of fractions \['faulty/share'\]"),
+        (None, "counted returned NoneType; return"),
+        ({"faulty/share": torch.ones(2)}, r"returned shape \(2,\) for 'faulty/share'"),
+        ({"faulty/share": 0.5}, "returned float for 'faulty/share'"),
+    ],
+)
+def test_counts_that_mark_no_tokens_are_refused(counts: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FaultyLoss(counts=counts).checked_counts(FAULTY_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (None, "metrics returned a NoneType"),
+        ({"faulty/size": 0.5}, "metrics returned a float for 'faulty/size'; return"),
+    ],
+)
+def test_metrics_without_their_reduction_are_refused(metrics: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FaultyLoss(metrics=metrics).checked_metrics(FAULTY_TOKENS)
