@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from cepo.algorithms import credit, settings
 from cepo.algorithms.settings import NegativeConfig, TeacherConfig
 from cepo.errors import ConfigError
+from cepo.metrics import Metric
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -96,7 +97,50 @@ class Estimator(ABC):
         expected_shape = tuple(batch.response_mask.shape)
         if shape != expected_shape:
             raise ConfigError(f"{name} returned advantages of shape {shape} for {expected_shape}; {remedy}")
+        num_not_finite = int((~signal.advantages.isfinite()).sum())
+        if num_not_finite:
+            raise ConfigError(
+                f"{name} returned {num_not_finite} advantages that are not finite; give tokens that learn nothing 0, and "
+                "look for a division by 0 or a logarithm of 0"
+            )
+        metrics = cast("Mapping[str, object]", signal.metrics)
+        for metric, value in metrics.items():
+            if not isinstance(value, Metric):
+                raise ConfigError(
+                    f"{name} returned a {type(value).__name__} for the metric '{metric}'; give it with its reduction, "
+                    "such as cepo.types.mean_of(values, mask)"
+                )
+        for key, tensor in signal.diagnostics.items():
+            shape = tuple(tensor.shape)
+            if shape != expected_shape:
+                raise ConfigError(
+                    f"{name} returned the diagnostic '{key}' of shape {shape}; accepted: {expected_shape}"
+                )
         return signal
+
+    def checked_references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
+        """Returns `references`; raises `ConfigError` unless it has a `Reference` or None for each view and rollout."""
+        references = cast("object", self.references(group))
+        name = f"{type(self).__qualname__}.references"
+        num_rollouts = len(group.rollouts)
+        remedy = (
+            f"return a dict with a list for each of the views {list(self.views)}, of one cepo.types.Reference or None per "
+            "rollout of the group"
+        )
+        if not isinstance(references, Mapping):
+            raise ConfigError(f"{name} returned a {type(references).__name__}; {remedy}")
+        by_view = cast("Mapping[str, Sequence[Reference | None]]", references)
+        for view in self.views:
+            if view not in by_view:
+                raise ConfigError(f"{name} returned the views {sorted(by_view)}, without '{view}'; {remedy}")
+            if len(by_view[view]) != num_rollouts:
+                raise ConfigError(
+                    f"{name} returned {len(by_view[view])} references for {num_rollouts} rollouts; {remedy}"
+                )
+            for reference in cast("Sequence[object]", by_view[view]):
+                if reference is not None and not isinstance(reference, Reference):
+                    raise ConfigError(f"{name} returned a {type(reference).__name__} for '{view}'; {remedy}")
+        return by_view
 
 
 class GroupRelativeEstimator(Estimator):

@@ -79,7 +79,7 @@ def _chosen(estimator: Estimator, groups: Sequence[RolloutGroup]) -> dict[str, l
     """Returns by view the reference that the method chooses for each row."""
     chosen: dict[str, list[Reference | None]] = {view: [] for view in estimator.views}
     for group in groups:
-        references = estimator.references(group)
+        references = estimator.checked_references(group)
         for view in estimator.views:
             chosen[view].extend(references[view])
     return chosen

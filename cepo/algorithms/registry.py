@@ -93,14 +93,23 @@ def build_config(name: str, mapping: Fields | None) -> Any:
 def build_estimator(name: str, config: Fields | None = None) -> Estimator:
     """Builds the method `name` with the settings of its fields.
 
-    Raises `ConfigError` like `build_config`, and if the method's `reads` names what a batch does not have.
+    Raises `ConfigError` like `build_config`, if the method's `reads` names what a batch does not have, and if it has
+    teachers in `views` without saying in `references` what they read.
     """
     estimator = estimator_class(name)(build_config(name, config))
+    class_name = type(estimator).__qualname__
+    if isinstance(estimator.views, str):
+        raise ConfigError(f"{class_name}.views is the text '{estimator.views}'; write a tuple, ('{estimator.views}',)")
+    if estimator.views and type(estimator).references is Estimator.references:
+        raise ConfigError(
+            f"{class_name} has the teachers {list(estimator.views)} in views, and must define references(self, group), "
+            "which returns what each of them reads"
+        )
     known = get_args(BatchField)
     for field in estimator.reads:
         if field not in known:
             raise ConfigError(
-                f"{type(estimator).__qualname__}.reads names '{field}', which is no field that a method can ask for; "
+                f"{class_name}.reads names '{field}', which is no field that a method can ask for; "
                 f"known: {', '.join(known)}"
             )
     return estimator

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from cepo.algorithms import (
     Estimator,
@@ -15,9 +17,10 @@ from cepo.algorithms import (
     load_plugin,
     register_estimator,
 )
-from cepo.algorithms.settings import EvidenceConfig, WeightConfig
+from cepo.algorithms.registry import METHODS
+from cepo.algorithms.settings import EvidenceConfig, NoSettings, WeightConfig
 from cepo.errors import ConfigError
-from cepo.types import TokenBatch, TokenSignal
+from cepo.types import Rollout, RolloutGroup, TokenBatch, TokenSignal
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -116,3 +119,86 @@ def test_a_misspelled_field_in_reads_is_an_error_that_lists_them() -> None:
 
     with pytest.raises(ConfigError, match=r"reads names 'old_log_prob'.*known: group_ids, old_log_probs, reward_bas"):
         build_estimator("misspelled")
+
+
+FAULTY_BATCH = TokenBatch(
+    token_level_rewards=torch.zeros(2, 3),
+    response_mask=torch.ones(2, 3, dtype=torch.bool),
+    old_log_probs=torch.zeros(2, 3),
+    group_ids=torch.zeros(2, dtype=torch.int64),
+    teacher_log_probs={},
+    correct=torch.zeros(2, dtype=torch.bool),
+)
+
+
+class Faulty(Estimator):
+    """A method that returns what the test sets."""
+
+    views = ("told",)
+
+    def __init__(self, returned: Any) -> None:
+        super().__init__(NoSettings())
+        self.returned = returned
+
+    def references(self, group: RolloutGroup) -> Any:
+        return self.returned
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"advantages": torch.full((2, 3), math.nan)}, "Faulty.signal returned 6 advantages that are not finite"),
+        ({"metrics": {"size": 0.5}}, "returned a float for the metric 'size'; give it with its reduction"),
+        ({"diagnostics": {"delta": torch.zeros(2)}}, r"diagnostic 'delta' of shape \(2,\); accepted: \(2, 3\)"),
+    ],
+)
+def test_a_signal_that_cannot_be_learnt_from_is_refused(changes: dict[str, Any], message: str) -> None:
+    signal = TokenSignal(**{"advantages": torch.zeros(2, 3), **changes})
+    with pytest.raises(ConfigError, match=message):
+        Faulty(signal).checked_signal(FAULTY_BATCH, step=0)
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [
+        (None, "Faulty.references returned a NoneType; return a dict with a list for each of the views"),
+        ({"tell": []}, r"returned the views \['tell'\], without 'told'"),
+        ({"told": [None]}, "returned 1 references for 0 rollouts"),
+    ],
+)
+def test_references_that_fit_no_view_are_refused(references: Any, message: str) -> None:
+    group = RolloutGroup(prompt_id="a", ground_truth="7", rollouts=[], seed=0, step=0)
+    with pytest.raises(ConfigError, match=message):
+        Faulty(references).checked_references(group)
+
+
+def test_a_text_in_a_references_place_is_refused() -> None:
+    rollout = Rollout(
+        index=0,
+        reward=0.0,
+        correct=False,
+        response_ids=torch.zeros(1, dtype=torch.int32),
+        answer=None,
+        answer_equals_ground_truth=False,
+    )
+    group = RolloutGroup(prompt_id="a", ground_truth="7", rollouts=[rollout], seed=0, step=0)
+    with pytest.raises(ConfigError, match="returned a str for 'told'"):
+        Faulty({"told": ["7"]}).checked_references(group)
+
+
+@pytest.mark.parametrize(
+    ("views", "message"),
+    [
+        (("told",), r"has the teachers \['told'\] in views, and must define references"),
+        ("told", r"write a tuple, \('told',\)"),
+    ],
+)
+def test_teachers_that_read_nothing_are_refused(monkeypatch: pytest.MonkeyPatch, views: Any, message: str) -> None:
+    monkeypatch.setattr(METHODS, "classes", dict(METHODS.classes))
+    declared = type("Silent", (Estimator,), {"views": views, "signal": Faulty.signal})
+    register_estimator("silent")(declared)
+    with pytest.raises(ConfigError, match=message):
+        build_estimator("silent")
