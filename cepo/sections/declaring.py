@@ -51,8 +51,7 @@ def section(declared: type[_Section]) -> type[_Section]:
         return schema
 
     for name, text in _texts_below_settings(declared).items():
-        default = vars(declared).get(name, PydanticUndefined)
-        setattr(declared, name, _described(default, " ".join(text.split())))
+        _describe(declared, name, " ".join(text.split()))
     setattr(declared, "__get_pydantic_core_schema__", classmethod(read_from_mapping))  # noqa: B010
     is_frozen = True
     if dataclasses.is_dataclass(declared):  # it inherits from one, whose choice a dataclass must repeat
@@ -61,16 +60,14 @@ def section(declared: type[_Section]) -> type[_Section]:
     return cast("type[_Section]", as_dataclass(declared))
 
 
-def _described(default: Any, text: str) -> Any:
-    """Returns the default of a setting, a value or a field with its bounds, with `text` as its description if it has none."""
-    description = Field(description=text)
-    if isinstance(default, FieldInfo):
-        return FieldInfo.merge_field_infos(description, default)
-    if isinstance(default, dataclasses.Field):
-        field = cast("dataclasses.Field[Any]", default)
-        field.metadata = {"description": text, **field.metadata}
-        return field
-    return Field(default=default, description=text)
+def _describe(declared: type[Any], name: str, text: str) -> None:
+    """Gives a setting the description `text`, and leaves its default: a value, or a field with bounds and a description."""
+    default = vars(declared).get(name, PydanticUndefined)
+    if isinstance(default, FieldInfo | dataclasses.Field):
+        annotation = declared.__annotations__[name]
+        declared.__annotations__[name] = Annotated[annotation, Field(description=text)]
+        return
+    setattr(declared, name, Field(default=default, description=text))
 
 
 def _texts_below_settings(declared: type[Any]) -> dict[str, str]:
