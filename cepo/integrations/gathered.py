@@ -39,6 +39,14 @@ class Row(NamedTuple):
     solution: str | None
     has_images: bool
 
+    def policy_ids(self) -> list[int]:
+        """Returns the tokens that the policy wrote."""
+        policy_ids: list[int] = []
+        for token_id, is_policys in zip(self.response_ids, self.own, strict=True):
+            if is_policys:
+                policy_ids.append(token_id)
+        return policy_ids
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hint:
@@ -184,12 +192,14 @@ class Credit:
         for number, size in enumerate(sizes):
             members = range(first_row, first_row + size)
             first_row += size
+            # A tool's result may state an answer, which is not the policy's.
+            texts = [self.texts.decode(rows[row].policy_ids()) for row in members]
             prompts.append(
                 PromptResponses(
                     prompt_id=str(number),
                     ground_truth=rows[members[0]].ground_truth,
                     solution=rows[members[0]].solution,
-                    responses=[self.texts.decode(rows[row].response_ids) for row in members],
+                    responses=texts,
                     response_ids=[token_array(rows[row].response_ids) for row in members],
                     rewards=[float(rewards[row]) for row in members],
                     correct=[bool(correct[row]) for row in members],

@@ -72,14 +72,20 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self._credit = Credit(self.estimator, texts, self.args.seed, answer_function)
         self._prompts: list[Any] = []
         self._sampled: list[list[int]] = []
+        self._tool_masks: list[list[int]] | None = None  # 0 on the tokens of tools
         self._scores = torch.zeros(0, 0)
 
     def _generate(self, prompts: list[Any]) -> Any:
         self._prompts = prompts  # with images, and with what an environment has added
         generated = super()._generate(prompts)
+        self._tool_masks = generated[2]
         tools_images = generated[-1]
-        if self.estimator.views and any(tools_images):
-            raise DataError("a tool returned an image: teachers cannot score responses with images in them")
+        is_scored = bool(self.estimator.views) or "old_log_probs" in self.estimator.reads
+        if is_scored and any(tools_images):
+            raise DataError(
+                f"a tool returned an image, and method {self.estimator.name} scores responses, which may have no images "
+                "in them; accepted: tools that return text, or a method that scores nothing, such as grpo"
+            )
         return generated
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
@@ -101,7 +107,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
     def _signal(self, inputs: list[Tree], output: Tree) -> TokenSignal:
         """Computes this process's advantages (B, T) from all processes' rollouts, and metrics."""
-        rows: list[Row] = gather_object(self._own_rows(inputs, output))
+        rows: list[Row] = gather_object(self._own_rows(inputs))
         width = max(len(row.response_ids) for row in rows)
         first_row = self.accelerator.process_index * len(inputs)
         own_rows = slice(first_row, first_row + len(inputs))
@@ -152,18 +158,17 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
             teachers[view] = log_probs.where(needed.to(log_probs.device).unsqueeze(1), old)
         return old, teachers
 
-    def _own_rows(self, inputs: list[Tree], output: Tree) -> list[Row]:
+    def _own_rows(self, inputs: list[Tree]) -> list[Row]:
         if self._truth not in inputs[0]:
             raise DataError(f"the data set has no column '{self._truth}' of right answers; name it in ground_truth")
         if any(isinstance(prompt, str) for prompt in self._prompts):
             raise DataError("prompts must be lists of messages, because teachers read the reference in a user turn")
         rows: list[Row] = []
         for number, (example, response_ids) in enumerate(zip(inputs, self._sampled, strict=True)):
-            # Also of a response that mask_truncated_completions hides: its reward counts.
+            # TRL's output has no mask of a response that mask_truncated_completions hides, whose reward counts.
             is_policys = [True] * len(response_ids)
-            is_hidden = not bool(output["completion_mask"][number].any())
-            if "tool_mask" in output and not is_hidden:
-                is_policys = output["tool_mask"][number, : len(response_ids)].bool().tolist()
+            if self._tool_masks is not None:
+                is_policys = [bool(mark) for mark in self._tool_masks[number]]
             row = Row(
                 response_ids=tuple(response_ids),
                 own=is_policys,

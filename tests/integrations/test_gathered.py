@@ -167,3 +167,16 @@ def test_a_penalty_makes_rows_of_equal_rewards_learn(texts: TextCodec, pool: Rew
     penalties[0, 0] = 0.1
     gathered.signal(rows, [0.0, 0.0], [2], penalties=penalties)
     assert gathered.live.tolist() == [True, True]
+
+
+def test_an_answer_that_a_tool_states_is_not_the_rollouts(texts: TextCodec, pool: RewardPool) -> None:
+    r"""Of `it is \boxed{4} so \boxed{5}` a tool wrote the second half: the policy's answer is 4."""
+    gathered = Gathered(texts, pool, "cepo")
+    wrong = gathered.row(WRONG)
+    result = gathered.row(r" so \boxed{5}")
+    transcript = wrong._replace(
+        response_ids=(*wrong.response_ids, *result.response_ids), own=[*wrong.own, *[False] * len(result.own)]
+    )
+    gathered.signal([gathered.row(RIGHT), transcript], [1.0, 0.0], [2])
+    assert [rollout.answer for rollout in gathered.groups[0].rollouts] == ["7", "4"]
+    assert gathered.texts_of("wrong") == ["4", "4"]

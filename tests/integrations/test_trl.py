@@ -218,26 +218,6 @@ def test_grpo_passk_teaches_the_single_right_rollout(tmp_path: Path) -> None:
     torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-5)
 
 
-def test_tokens_of_a_tool_have_no_advantage_and_no_evidence(tmp_path: Path) -> None:
-    rows = rows_of_the_world(2)
-    trainer = trl_trainer(rows, tmp_path, method="hindsight")
-    responses = responses_to(trainer, rows, FOUR)
-    masks = [[1, 0, 0, *[1] * (len(each) - 3)] for each in responses]
-    generate = trainer._generate  # which keeps the prompts
-
-    def with_a_tool(prompts: list[Any]) -> tuple[Any, ...]:
-        prompt_ids, ids, _, *rest = generate(prompts)
-        return prompt_ids, ids, masks, *rest
-
-    plain = advantages_of(with_canned(trainer, responses), rows)
-    trainer._generate = with_a_tool
-    masked = advantages_of(trainer, rows)
-    assert not masked[:, 1:3].any()
-    assert plain[:, 1:3].any()
-    torch.testing.assert_close(masked[:, 0], plain[:, 0])
-    assert not torch.allclose(masked[:, 3:], plain[:, 3:]), "evidence of the tool's tokens is left out of the values"
-
-
 @A_PROCESS
 def test_two_processes_compute_the_advantages_of_one(tmp_path: Path) -> None:
     rows = rows_of_the_world(1)
