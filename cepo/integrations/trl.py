@@ -73,19 +73,14 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self._prompts: list[Any] = []
         self._sampled: list[list[int]] = []
         self._tool_masks: list[list[int]] | None = None  # 0 on the tokens of tools
+        self._tools_images: list[list[Any]] = []  # of each response; empty without tools
         self._scores = torch.zeros(0, 0)
 
     def _generate(self, prompts: list[Any]) -> Any:
         self._prompts = prompts  # with images, and with what an environment has added
         generated = super()._generate(prompts)
         self._tool_masks = generated[2]
-        tools_images = generated[-1]
-        is_scored = bool(self.estimator.views) or "old_log_probs" in self.estimator.reads
-        if is_scored and any(tools_images):
-            raise DataError(
-                f"a tool returned an image, and method {self.estimator.name} scores responses, which may have no images "
-                "in them; accepted: tools that return text, or a method that scores nothing, such as grpo"
-            )
+        self._tools_images = generated[-1]
         return generated
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
@@ -196,10 +191,18 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
     @torch.no_grad()
     def _log_probs(self, output: Tree, hints: Sequence[Hint | None], needed: Tensor) -> Tensor:
-        """Scores this process's needed rows after the prompts with these hints: (B, T), 0 for all other rows."""
+        """Scores this process's needed rows after the prompts with these hints: (B, T), 0 for all other rows.
+
+        Raises `DataError`: a tool returned an image in one of these rows.
+        """
         completion_ids = output["completion_ids"]  # (B, T)
         contexts: dict[int, _Context] = {}
         for row in needed.nonzero().flatten().tolist():
+            if self._tools_images and self._tools_images[row]:
+                raise DataError(
+                    f"a tool returned an image, and method {self.estimator.name} reads log-probs of responses, which may "
+                    "have no images in them; accepted: tools that return text, or a method that reads no log-probs"
+                )
             contexts[row] = self._context(row, hints[row])
         chunks = self._chunks(contexts)
         # A sharded model's passes are collective, so each process runs as many as the one with the most.

@@ -291,5 +291,5 @@ def test_a_tools_image_is_refused_where_responses_are_scored(method: str, tmp_pa
     trainer: Any = trainer_with_tools(str(tmp_path), ZOOMS, tools=[zoom], method=method)
     if method == "grpo":
         trainer.estimator.reads = ("group_ids", "old_log_probs")  # as a method without teachers may
-    with pytest.raises(DataError, match=f"a tool returned an image, and method {method} scores responses"):
+    with pytest.raises(DataError, match=f"a tool returned an image, and method {method} reads log-probs"):
         trainer.train()
