@@ -170,7 +170,9 @@ class Distillation:
 class TokenSignal:
     """The result of an estimator: advantages, metrics and, for some methods, further losses.
 
-    `diagnostics` are tensors for records and heat maps; they do not affect training.
+    `diagnostics` are tensors of shape (B, T) for records and pages; they do not affect training. The pages know `delta`
+    (evidence in nats), `weight` (the factor of the advantage) and `value` (the probability of a right answer before the
+    token).
     """
 
     advantages: Float[Tensor, "B T"]  # constant with respect to the weights, exactly 0 on padding

@@ -74,7 +74,10 @@ def _evidence_rows(run: RunData) -> list[tuple[str, str]]:
         )
         rows.append((label, text.replace("%", " %")))
     if not rows:
-        rows.append(("evidence", "none: this run consulted no teacher"))
+        _, numbers_of_teacher_rows = run.series("work/teacher_rows")
+        has_teacher = any(number > 0 for number in numbers_of_teacher_rows)
+        reason = "its method records no evidence/* metric" if has_teacher else "this run consulted no teacher"
+        rows.append(("evidence", f"none: {reason}"))
     return rows
 
 

@@ -61,6 +61,8 @@ def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None
     text = shown(run_summary(write_run(tmp_path / "other", [(1, {"reward/mean": 0.5})])))
     assert "not measured" in text
     assert "none: this run consulted no teacher" in text
+    text = shown(run_summary(write_run(tmp_path / "plug-in", [(1, {"reward/mean": 0.5, "work/teacher_rows": 8})])))
+    assert "none: its method records no evidence/* metric" in " ".join(text.split())
 
 
 def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> None:

@@ -278,12 +278,13 @@ def scored_exactly(actor: Actor, rows: list[ScoringRow]) -> tuple[Tensor, Tensor
     """The log-probs, those in float64 of the same hidden states and weights, and the largest logits."""
     batch = collate(rows, processing=actor._processing, device=actor.device)
     with torch.no_grad():
-        found, (hidden,) = actor.module(batch)
+        scores = actor.module(batch)
+        hidden = scores.hidden
         weight = whole(actor.module.base.lm_head.weight).to(hidden.dtype)
         logits = hidden.double() @ weight.double().t()
     exact = logits.log_softmax(dim=1).gather(1, batch.targets[:, None])[:, 0]
     assert hidden.dtype is torch.bfloat16
-    return found.double(), exact, logits.amax(dim=1)
+    return scores.log_probs.double(), exact, logits.amax(dim=1)
 
 
 @pytest.mark.heavy

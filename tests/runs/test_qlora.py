@@ -123,7 +123,7 @@ def test_an_fp4_base_is_served_whole_and_only_its_adapter_learns(
         assert largest_gap(actor.score(rows), reference_log_probs(served, rows)) < LOG_PROBS
     scores = torch.cat(actor.score(rows))
     whole = RankPass(indices=[*range(len(rows))], rows=rows, forest=forest_of(rows, actor._processing))
-    log_probs, _ = actor.module.train()(actor.collate(whole))
+    log_probs = actor.module.train()(actor.collate(whole)).log_probs
     torch.testing.assert_close(log_probs.detach(), scores, rtol=0, atol=LOG_PROBS)
     log_probs.sum().backward()
     gradients = {name for name, weight in actor.module.named_parameters() if weight.grad is not None}

@@ -168,7 +168,7 @@ def test_work_that_finishes_nothing_is_not_silent(
     assert caplog.messages == ["validate (0 s): sampling responses: 0 of 512 after 0 s"]
 
 
-@pytest.mark.parametrize(("seconds", "draws", "drawn"), [(0.6, True, True), (0.0, True, False), (0.6, False, False)])
+@pytest.mark.parametrize(("seconds", "draws", "drawn"), [(1.5, True, True), (0.0, True, False), (1.5, False, False)])
 def test_a_terminal_gets_a_bar_after_half_a_second(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seconds: float, draws: bool, drawn: bool
 ) -> None:
