@@ -319,6 +319,22 @@ def spliced(
     return [*prompt[:end_of_common], *teacher[num_common:]]
 
 
+def check_beginning(prompt: Sequence[int], student: Sequence[int], placeholders: Container[int]) -> None:
+    """Raises `DataError` if `prompt` begins otherwise than `student`, the conversation as rendered, up to its first image.
+
+    An agent loop may have added the descriptions of tools, without which a teacher would read another task.
+    """
+    for prompts_token, students_token in zip(prompt, student, strict=False):
+        if students_token in placeholders:
+            return
+        if prompts_token != students_token:
+            raise DataError(
+                "a view without images renders the conversation of a row anew, and the row's prompt begins otherwise: it "
+                "was cut, or an agent loop added a system prompt or descriptions of tools; accepted: prompts that begin "
+                "as the chat template renders them, or methods and settings whose teachers see the images"
+            )
+
+
 def images_of(messages: Messages) -> list[object]:
     """Returns the images of all turns, in their order."""
     images: list[object] = []

@@ -32,7 +32,7 @@ from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[repor
 from cepo.data.answers_text import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
-from cepo.integrations.gathered import Credit, Hint, Row, Shown, spliced, supported_estimator
+from cepo.integrations.gathered import Credit, Hint, Row, Shown, check_beginning, spliced, supported_estimator
 from cepo.metrics import results
 from cepo.models.patch_mask import DEFAULT_PATCH_SIZE, PatchMask
 from cepo.models.text_codec import TextCodec
@@ -204,12 +204,16 @@ class CepoTrainer(get_trainer_cls("sync")):
         responses = data["responses"]
         hinted, prefix = self._credit.teacher_messages(messages, hint)
         target = [*self._prompt_ids(hinted), *self._credit.texts.encode_text(prefix)]
+        prompt = data["prompts"].tolist()
+        student = self._prompt_ids(messages)
         visuals: Tree = {}
         if self._credit.shows_images(hint):
             visuals = _visuals(data)
             if hint.mask is not None:
                 visuals = self._masked_visuals(data, hint.mask)
-            target = spliced(data["prompts"].tolist(), self._prompt_ids(messages), target, self._placeholders)
+            target = spliced(prompt, student, target, self._placeholders)
+        else:
+            check_beginning(prompt, student, self._placeholders)
         prompts = torch.tensor(target)
         input_ids = torch.cat([prompts, responses])
         return {

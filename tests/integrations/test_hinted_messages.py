@@ -32,3 +32,12 @@ def test_a_token_that_merges_with_the_reference_is_replaced() -> None:
 def test_images_after_the_reference_and_cut_prompts_are_refused(prompt: list[int]) -> None:
     with pytest.raises(DataError, match="a reference cannot be put into a prompt"):
         spliced(prompt, [1, 2, IMAGE, 3, *END], [1, 2, 4, IMAGE, 3, *END])
+
+
+def test_a_prompt_with_tools_has_no_view_without_images() -> None:
+    """The tokens 5 and 6 are descriptions of tools; what follows the first image is expanded and not compared."""
+    gathered.check_beginning(PROMPT, STUDENT, {IMAGE})
+    gathered.check_beginning([1, 2, *END], [1, 2, *END], {IMAGE})
+    for prompt, student in (([5, 6, *PROMPT], STUDENT), ([1, 5, 6, 2, *END], [1, 2, *END])):
+        with pytest.raises(DataError, match="begins otherwise: it was cut, or an agent loop added"):
+            gathered.check_beginning(prompt, student, {IMAGE})

@@ -111,7 +111,7 @@ def main(folder: Path) -> None:
         expected = [own_advantages(trainer, steps[0], method, settings) for method, settings in CASES]
     rows = [row for step, rollouts in enumerate(steps) for row in rows_of(rollouts, 4 * step)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "verl.parquet")
-    responses = [list(each.response_ids) for rollouts in steps for each in rollouts.generations]
+    responses = [each.response_ids.tolist() for rollouts in steps for each in rollouts.generations]
     correct = [bool(right) for rollouts in steps for right in rollouts.correct]
     told = {"model": str(ASSETS), "group": GROUP, "cases": CASES, "responses": responses, "correct": correct}
     (folder / "rollouts.json").write_text(json.dumps(told), encoding="utf-8")
