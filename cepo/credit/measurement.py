@@ -26,6 +26,7 @@ from cepo.files.trees import Tree
 from cepo.models.processing import Processing
 from cepo.run_folder.pictures import png_bytes
 from cepo.run_folder.writing import encode_line, finite_or_none, write_atomically
+from cepo.terminal.progress import phase
 from cepo.trainer.rollouts import Rollouts
 
 TRACES_FILE = "traces.jsonl"
@@ -64,7 +65,8 @@ def measured(
     if dry_run:
         return work, {}
     continued.sample(prefixes)
-    signals = signals_of(rollouts, methods, session)
+    with phase("scoring the responses by every teacher"):
+        signals = signals_of(rollouts, methods, session)
     results: Tree = {
         "description": session.description(checkpoint),
         "knowledge": agreement.knowledge(signals, rollouts, seed=seed),
@@ -81,7 +83,8 @@ def measured(
             "tokens_sampled": sum(continued.done[prefix.name].num_tokens for prefix in prefixes),
             "share_right": float(rollouts.correct.double().mean()),
         }
-        results |= compared(truth, rollouts, signals, seed=seed)
+        with phase("comparing the methods' credit with the truth"):
+            results |= compared(truth, rollouts, signals, seed=seed)
         _write_traces(folder, rollouts, truth, signals, session.processing)
     write_atomically(folder / "credit.json", json.dumps(results, indent=1) + "\n")
     return work, results
