@@ -139,6 +139,7 @@ class Watched:
         self.found: list[dict[tuple[int, int], list[float]]] = []
         self.penalised: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.visuals: list[dict[str, dict[str, torch.Tensor]]] = []
+        self.with_a_tool: dict[tuple[int, int], list[float]] = {}
         self.nested, self._trainer, self._compute = True, trainer, trainer._compute_advantage
         trainer._compute_advantage = self
 
@@ -156,6 +157,8 @@ class Watched:
             self._note_masked_visuals(batch)
         if not self.penalised:
             self._with_a_kl_in_the_reward(batch)
+        if not self.with_a_tool:
+            self._with_a_tools_mask(batch)
         return self._compute(batch, metrics)
 
     def _note_masked_visuals(self, batch: Any) -> None:
@@ -186,6 +189,21 @@ class Watched:
         trainer._credit.signal = noted
         self._compute(batch, {})
         trainer._credit.signal, trainer.config.algorithm.use_kl_in_reward = compute, False
+
+    def _with_a_tools_mask(self, batch: Any) -> None:
+        """Notes the advantages of responses of which a tool wrote the second and third token, as an agent loop marks it."""
+        where = {"keys": batch.keys, "partition_id": batch.partition_id}
+        whole = tq.kv_batch_get(**where, select_fields=["response_mask"])["response_mask"]
+        marked: list[torch.Tensor] = []
+        for mask in whole.unbind():
+            mask = mask.clone()
+            mask[1:3] = 0
+            marked.append(mask)
+        masks = torch.nested.as_nested_tensor(marked, layout=torch.jagged)
+        tq.kv_batch_put(**where, fields=TensorDict({"response_mask": masks}, batch_size=len(batch.keys)))
+        self._compute(batch, {})
+        self.with_a_tool = self._advantages(batch)
+        tq.kv_batch_put(**where, fields=TensorDict({"response_mask": whole}, batch_size=len(batch.keys)))
 
     def _advantages(self, batch: Any) -> dict[tuple[int, int], list[float]]:
         fields = ["advantages", "extra_info"]
@@ -240,6 +258,15 @@ def test_the_same_rollouts_have_cepos_own_advantages(number: int, run: SimpleNam
         torch.testing.assert_close(torch.tensor(values), own[: len(values)], rtol=0, atol=tolerance)
         assert not own[len(values) :].any()
     assert run.watched.nested
+
+
+def test_tokens_of_a_tool_have_no_advantage(run: SimpleNamespace) -> None:
+    advantages = run.watched.with_a_tool.values()
+    assert len(advantages) == len(run.watched.found[0])
+    assert not any(any(values[1:3]) for values in advantages)
+    taught = [values for values in advantages if any(values)]
+    assert taught
+    assert all(values[0] and all(values[3:]) for values in taught)
 
 
 def test_masked_images_are_the_rows_own_with_black_patches(run: SimpleNamespace) -> None:
