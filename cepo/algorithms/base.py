@@ -98,7 +98,8 @@ class Estimator(ABC):
         if shape != expected_shape:
             raise ConfigError(f"{name} returned advantages of shape {shape} for {expected_shape}; {remedy}")
         num_not_finite = int((~signal.advantages.isfinite()).sum())
-        if num_not_finite:
+        # Broken weights break log-probs first: that is a fault of the step, which `trainer.on_fault` decides on.
+        if num_not_finite and _has_finite_inputs(batch):
             raise ConfigError(
                 f"{name} returned {num_not_finite} advantages that are not finite; give tokens that learn nothing 0, and "
                 "look for a division by 0 or a logarithm of 0"
@@ -141,6 +142,12 @@ class Estimator(ABC):
                 if reference is not None and not isinstance(reference, Reference):
                     raise ConfigError(f"{name} returned a {type(reference).__name__} for '{view}'; {remedy}")
         return by_view
+
+
+def _has_finite_inputs(batch: TokenBatch) -> bool:
+    """Returns whether rewards and log-probs, which a method computes with, are all finite."""
+    inputs = [batch.token_level_rewards, batch.old_log_probs, *batch.teacher_log_probs.values()]
+    return all(bool(tensor.isfinite().all()) for tensor in inputs)
 
 
 class GroupRelativeEstimator(Estimator):

@@ -161,6 +161,13 @@ def test_a_signal_that_cannot_be_learnt_from_is_refused(changes: dict[str, Any],
         Faulty(signal).checked_signal(FAULTY_BATCH, step=0)
 
 
+def test_log_probs_of_broken_weights_are_no_fault_of_the_method() -> None:
+    """`trainer.on_fault` decides on such a step."""
+    broken = replace(FAULTY_BATCH, old_log_probs=torch.full_like(FAULTY_BATCH.old_log_probs, math.nan))
+    signal = TokenSignal(advantages=torch.full((2, 3), math.nan))
+    assert Faulty(signal).checked_signal(broken, step=0) is signal
+
+
 @pytest.mark.parametrize(
     ("references", "message"),
     [

@@ -168,6 +168,7 @@ def test_every_shipped_file_passes_the_checks(file: Path) -> None:
     assert samples in check_config(loaded(file))
 
 
+@pytest.mark.heavy
 def test_no_two_of_the_shipped_runs_share_a_folder() -> None:
     runs = [file for file in FILES if file.stem != "base"]
     names = [loaded(file).trainer.experiment_name for file in runs]
@@ -199,6 +200,7 @@ def test_equal_lr_files_change_the_learning_rate_alone(rate: str, method: str) -
     assert set(difference(file, f"geo3k/{method}.yaml")) <= {"worker.actor.optim.lr"}
 
 
+@pytest.mark.heavy
 def test_each_of_21_ablations_changes_what_its_row_says_alone() -> None:
     files = (CONFIGS / "geo3k" / "ablations").glob("*.yaml")
     found = {file.stem: difference(str(file.relative_to(CONFIGS)), "geo3k/cepo.yaml") for file in files}

@@ -392,6 +392,7 @@ def test_two_processes_find_what_one_finds(
     assert len(measured) < 200
 
 
+@pytest.mark.heavy
 def test_the_first_bad_row_is_named_whoever_checks_it(check: Check, folder: Path, helped: list[CheckProcess]) -> None:
     many_rows(folder, bad=(120, 121, 122, 123, 124, 125, 160, 199))
     with pytest.raises(DataError, match=r"train\.jsonl, row 120: column 'answer' is empty"):
@@ -400,6 +401,7 @@ def test_the_first_bad_row_is_named_whoever_checks_it(check: Check, folder: Path
     assert not (cache.cache_folder() / "checks").exists()
 
 
+@pytest.mark.heavy
 def test_a_setting_at_fault_is_an_error_in_any_process(
     check: Check, folder: Path, helped: list[CheckProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +413,7 @@ def test_a_setting_at_fault_is_an_error_in_any_process(
     assert ended(helped)
 
 
+@pytest.mark.heavy
 def test_the_rows_of_a_killed_process_are_checked_here(
     check: Check,
     folder: Path,

@@ -178,6 +178,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) // 1024)
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("number", "outcome"), [(3, "3"), (40, "more than 640,000,000 pixels together")])
 def test_lists_of_64_megapixels_take_less_than_1_gb(tmp_path: Path, number: int, outcome: str) -> None:
     """40 of them in RGB fill 7.7 GB, 3 of them 576 MB; one takes 64 MB of grey and 192 MB of colours twice."""

@@ -471,6 +471,7 @@ def test_a_model_folder_is_data(tmp_path: Path, name: str, caplog: pytest.LogCap
     assert "s3cret" not in str(caught.value) + caplog.text
 
 
+@pytest.mark.heavy
 def test_a_tokenizer_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the user trusts the model's code, any pattern is tried, in the process with limits."""
     folder = tmp_path / "model"

@@ -94,6 +94,7 @@ def test_rows_have_the_characters_of_the_pattern() -> None:
     assert characters >= {"q", "z", "x", "é", "a", " ", "\n"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "pattern", ["a*a*b", "a*a*a*b", r"[q-s]*[r-t]*[r-s]*\S\x01", r"\w*\d*\w*!", r"z*z*z*[^z\x01\n 1aA.中]"]
 )

@@ -191,6 +191,7 @@ def test_the_images_were_made_from_todays_page() -> None:
     assert done.returncode == 0, f"run python3 scripts/make_images.py\n{done.stderr}"
 
 
+@pytest.mark.heavy
 def test_the_generated_pages_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["generate_docs.py", "--check"])
     with pytest.raises(SystemExit) as stop:

@@ -317,6 +317,7 @@ def video_file(video_folder: Path) -> Path:
     return write_lines(video_folder / "train.jsonl", (row | {"answer": str(n)} for n, row in enumerate(rows)))
 
 
+@pytest.mark.heavy
 def test_rows_with_videos_are_measured_as_they_are_encoded(
     video_file: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_teachers_weights_come_back_as_they_were_saved(source: str, tmp_path: 
     assert all(torch.equal(copy, saved[name]) for name, copy in copies_of(restored).items())
 
 
+@pytest.mark.heavy
 def test_weights_alone_bring_the_teacher_that_was_saved_or_none(tmp_path: Path) -> None:
     """A snapshot comes from its checkpoint, and from a checkpoint without one it is the restored actor."""
     folder, settings = Path(ASSETS), {"model__lora__rank": 4}

@@ -64,6 +64,7 @@ def as_written_before(folder: Path, older: Path, head: str) -> None:
 CASES = [(4, "model.model.base_model.model.lm_head.weight"), (0, "model.model.lm_head.weight")]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("rank", "head"), CASES, ids=["adapter", "all weights"])
 def test_a_tied_head_is_left_out_and_old_checkpoints_are_read(rank: int, head: str, tmp_path: Path) -> None:
     """Resuming, reading weights alone and merging give the same from a checkpoint with the head and from one without."""
