@@ -105,7 +105,10 @@ def _rollout_record(
     tokens: list[int] = generation.response_ids.tolist()
 
     def listed(values: Tensor | None) -> list[float] | None:
-        return None if values is None else values[row, : len(tokens)].tolist()
+        if values is None:
+            return None
+        numbers: list[float] = values[row, : len(tokens)].tolist()
+        return numbers
 
     # A view without a plan in this step, or without this row, is recorded with None.
     log_probs: dict[str, list[float] | None] = {STUDENT: listed(batch.old_log_probs)} | dict.fromkeys(views)
