@@ -107,7 +107,8 @@ def _rollout_record(
     def listed(values: Tensor | None) -> list[float] | None:
         if values is None:
             return None
-        numbers: list[float] = values[row, : len(tokens)].tolist()
+        exact = values[row, : len(tokens)].detach().double().cpu()
+        numbers: list[float] = exact.numpy().tolist()  # torch's own list has no type
         return numbers
 
     # A view without a plan in this step, or without this row, is recorded with None.
