@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,20 +38,25 @@ class Setting:
         return None if self.default is REQUIRED else written(self.default)
 
 
-def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Setting]:
-    """Yields the settings of a section in order of declaration, without those that a single method has."""
+@functools.cache  # every configuration that is read asks for all of them, and a schema takes milliseconds
+def settings_of(section: type[Any] = RunSettings, path: str = "") -> Sequence[Setting]:
+    """Returns the settings of a section in order of declaration, without those that a single method has."""
     defaults = default_tree(section)
+    settings: list[Setting] = []
     for key, node in leaves_of(TypeAdapter(section).json_schema()):
         default: Any = defaults
         for part in key.split("."):
             default = default.get(part, REQUIRED)
         bounds = accepted_range(node)
-        yield Setting(
-            key=f"{path}{key}",
-            default=default,
-            accepted=f"{accepted_type(node)}, {bounds}" if bounds else accepted_type(node),
-            help=node.get("description", ""),
+        settings.append(
+            Setting(
+                key=f"{path}{key}",
+                default=default,
+                accepted=f"{accepted_type(node)}, {bounds}" if bounds else accepted_type(node),
+                help=node.get("description", ""),
+            )
         )
+    return tuple(settings)
 
 
 def method_settings(name: str) -> list[Setting]:
