@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,16 +22,13 @@ import torch
 import yaml
 
 from cepo.report.recorded_run import load_run
-from cepo.terminal.interrupts import EXIT_CODES
-from cepo.train import main as train
 from lab.support.machine import ROOT, machine_record
 from lab.support.tables import table
+from research.support.seeded_runs import is_done, train_once
 from research.support.study_statistics import adjusted_cells, cell, paired
 
 PLAN: Mapping[str, Any] = yaml.safe_load((ROOT / "research" / "real_model.yaml").read_text(encoding="utf-8"))
 RESULTS = ROOT / "research" / "results" / "real_model.json"
-SECONDS = "study_seconds.json"
-"""The file of a finished run with the wall-clock seconds of its last session."""
 Record = dict[str, Any]
 
 
@@ -60,27 +56,22 @@ class Run:
         """Returns the run's folder within the study's."""
         return out / f"{self.arm.name}-s{self.seed}"
 
-    def arguments(self, out: Path, model: str) -> list[str]:
-        """Returns the settings of `cepo train`."""
-        arguments = [
+    def settings(self, model: str) -> list[str]:
+        """Returns the settings of `cepo train` but for the seed and the folder."""
+        settings = [
             f"config={ROOT}/configs/real_model/base.yaml",
             f"worker.actor.model.model_path={model}",
             f"algorithm.adv_estimator={self.arm.estimator}",
-            f"data.seed={self.seed}",
-            f"worker.rollout.seed={self.seed}",
-            f"trainer.seed={self.seed}",
             f"trainer.max_steps={PLAN['steps']}",
             f"trainer.val_freq={PLAN['steps'] // 2}",
             f"trainer.save_freq={PLAN['steps'] // 4}",
             "trainer.save_limit=1",
-            "trainer.logger=[file]",
-            f"trainer.save_checkpoint_path={self.folder(out)}",
         ]
         if self.arm.plugin is not None:
-            arguments.append(f"trainer.plugins=[{ROOT / self.arm.plugin}]")
+            settings.append(f"trainer.plugins=[{ROOT / self.arm.plugin}]")
         for key, value in self.arm.settings.items():
-            arguments.append(f"algorithm.{key}={value}")
-        return arguments
+            settings.append(f"algorithm.{key}={value}")
+        return settings
 
 
 def planned() -> Iterator[Run]:
@@ -92,17 +83,12 @@ def planned() -> Iterator[Run]:
 
 def run_all(out: Path, model: str, most: int) -> int:
     """Trains up to `most` runs that are not finished; returns the exit code of the first that failed, else 0."""
-    unfinished = [run for run in planned() if not (run.folder(out) / SECONDS).is_file()]
+    unfinished = [run for run in planned() if not is_done(run.folder(out))]
     for run in unfinished[:most]:
-        folder = run.folder(out)
-        print(f"{folder.name}", flush=True)
-        begin = time.monotonic()
-        code = train(run.arguments(out, model))
-        if code != 0:
-            print(f"{folder.name} ended with exit code {code}{' (interrupted)' if code in EXIT_CODES else ''}")
-            return code
-        seconds = round(time.monotonic() - begin, 1)
-        (folder / SECONDS).write_text(json.dumps({"last_session": seconds}) + "\n", encoding="utf-8")
+        exit_code = train_once(run.settings(model), seed=run.seed, folder=run.folder(out))
+        if exit_code != 0:
+            print(f"{run.folder(out)} ended with exit code {exit_code}")
+            return exit_code
     print(f"{max(0, len(unfinished) - most)} runs are left")
     return 0
 
@@ -110,7 +96,7 @@ def run_all(out: Path, model: str, most: int) -> int:
 def record_of(run: Run, out: Path) -> Record | None:
     """Returns a finished run's accuracies by step; None if it is not finished."""
     folder = run.folder(out)
-    if not (folder / SECONDS).is_file():
+    if not is_done(folder):
         return None
     data = load_run(folder)
     assert data.last_step == PLAN["steps"], f"{folder} is marked as finished and has {data.last_step} steps"

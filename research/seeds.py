@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cepo.report.recorded_run import load_run
-from cepo.train import main as train
+from lab.support.tables import table
+from research.support.seeded_runs import train_once
+from research.support.study_statistics import cell
 
-DONE = "done"
 TRAINING = "reward/correct"
 VALIDATION = "val/accuracy"
 
@@ -41,12 +41,12 @@ def main(argv: list[str] | None = None) -> int:
     for seed in options.seeds:
         for file in files:
             folder = options.out / f"{file.stem}-s{seed}"
-            exit_code = _train(file, seed, folder, settings)
+            exit_code = train_once([f"config={file}", *settings], seed=seed, folder=folder)
             if exit_code:
                 print(f"{folder} failed with exit code {exit_code}")
                 return exit_code
             outcomes[file.stem].append(_outcome(folder))
-    print(table(outcomes))
+    print(differences_table(outcomes))
     return 0
 
 
@@ -59,27 +59,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-def _train(file: Path, seed: int, folder: Path, settings: Sequence[str]) -> int:
-    """Trains a run, or goes on with it; a run that is done is left alone."""
-    if (folder / DONE).exists():
-        return 0
-    print(folder, flush=True)
-    exit_code = train(
-        [
-            f"config={file}",
-            f"trainer.seed={seed}",
-            f"data.seed={seed}",
-            f"worker.rollout.seed={seed}",
-            f"trainer.save_checkpoint_path={folder}",
-            "trainer.logger=[file]",
-            *settings,
-        ]
-    )
-    if exit_code == 0:
-        (folder / DONE).touch()
-    return exit_code
-
-
 def _outcome(folder: Path) -> Outcome:
     run = load_run(folder)
     _, training = run.series(TRAINING)
@@ -87,27 +66,19 @@ def _outcome(folder: Path) -> Outcome:
     return Outcome(training=statistics.fmean(training), validation=validations[-1])
 
 
-def table(outcomes: dict[str, list[Outcome]]) -> str:
+def differences_table(outcomes: dict[str, list[Outcome]]) -> str:
     """Returns a Markdown table in percent; errors are those of the mean difference over seeds."""
-    lines = ["| file | training | difference | validation | difference |", "| --- | --- | --- | --- | --- |"]
     baseline = next(iter(outcomes.values()))
+    rows: list[list[str]] = []
     for name, of_seeds in outcomes.items():
-        cells = [name]
+        row = [name]
         for measure in ("training", "validation"):
             values = [getattr(outcome, measure) for outcome in of_seeds]
             others = [getattr(outcome, measure) for outcome in baseline]
             differences = [value - other for value, other in zip(values, others, strict=True)]
-            cells += [f"{100 * statistics.fmean(values):.1f}", _mean_with_error(differences)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _mean_with_error(differences: Sequence[float]) -> str:
-    mean = 100 * statistics.fmean(differences)
-    if len(differences) < 2:
-        return f"{mean:+.1f}"
-    error = 100 * statistics.stdev(differences) / len(differences) ** 0.5
-    return f"{mean:+.1f} ± {error:.1f}"
+            row += [f"{100 * statistics.fmean(values):.1f}", cell(differences, signed=True)]
+        rows.append(row)
+    return table(["file", "training", "difference", "validation", "difference"], rows)
 
 
 if __name__ == "__main__":

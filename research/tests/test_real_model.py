@@ -5,21 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from factories import group, rollout
 
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from research.real_model import ARMS, PLAN, differences_table, planned
+from research.support.seeded_runs import train_once
 
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_every_arm_of_the_plan_resolves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_arm_of_the_plan_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     runs = [run for run in planned() if run.seed == PLAN["seeds"][0]]
     assert [run.arm.name for run in runs] == list(ARMS)
     for run in runs:
-        plan = check_config(load_config(run.arguments(tmp_path, "microgeo:model")))
+        plan = check_config(load_config(run.settings("microgeo:model")))
         assert f"length: {PLAN['steps']} steps" in plan
 
 
@@ -52,3 +54,24 @@ def test_the_control_never_reads_the_true_answer() -> None:
         read.add(reference.text)
     assert "14" not in read
     assert len(read) > 5
+
+
+@pytest.mark.heavy
+def test_a_run_that_is_done_is_not_trained_again(tmp_path: Path) -> None:
+    """A step of 2 x 2 responses; the seed reaches weights, data and sampling."""
+    settings = [
+        "config=microgeo/base",
+        "worker.rollout.name=transformers",
+        "worker.rollout.n=2",
+        "data.rollout_batch_size=2",
+        "data.val_files=null",
+        "trainer.val_before_train=false",
+        "trainer.max_steps=1",
+    ]
+    folder = tmp_path / "run"
+    assert train_once(settings, seed=7, folder=folder) == 0
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    assert (config["trainer"]["seed"], config["data"]["seed"], config["worker"]["rollout"]["seed"]) == (7, 7, 7)
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    assert train_once(["config=nothing"], seed=7, folder=folder) == 0
+    assert (folder / "metrics.jsonl").read_bytes() == metrics
