@@ -45,14 +45,15 @@ def print_comparison(folders: str) -> None:
     """Prints the result and the paired differences of two evaluations, whose folders are separated by a comma."""
     from cepo.evaluation.comparison import compare_evaluations
     from cepo.evaluation.evaluation_page import comparison_rows
-    from cepo.evaluation.published import score_table
+    from cepo.evaluation.published import headline_of_pairs
 
     names = folders.split(",")
     if len(names) != 2 or not all(names):
         raise ConfigError(f"compare={folders}: give two folders, compare=FIRST,SECOND")
-    rows = comparison_rows(compare_evaluations(Path(names[0]), Path(names[1])))
-    print_plain(f"{score_table(names).headline}\n")
-    _print_table("accuracy in %, difference in points ± standard error, paired by problem", rows)
+    first, second = map(Path, names)
+    pairs = compare_evaluations(first, second)
+    print_plain(f"{headline_of_pairs(first.name, second.name, pairs)}\n")
+    _print_table("accuracy in %, difference in points ± standard error, paired by problem", comparison_rows(pairs))
     print_plain(f"first: {names[0]}\nsecond: {names[1]}")
 
 

@@ -44,9 +44,8 @@ def score_table(names: Sequence[str]) -> ScoreTable:
         row = _averaged(_evaluated(Path(name)))
         if first is not None:
             pairs = compare_evaluations(first, Path(name))
-            average_gain = _cell(macro_average([paired.difference for paired in pairs]), 100.0)
-            row = replace(row, cells={**row.cells, _DIFFERENCE: average_gain})
-            headlines.append(_headline(first.name, row.name, pairs, average_gain))
+            row = replace(row, cells={**row.cells, _DIFFERENCE: _average_gain(pairs)})
+            headlines.append(headline_of_pairs(first.name, row.name, pairs))
         first = first or Path(name)
         rows.append(row)
     columns = [Column(name=name, is_ranked=True) for name in (*_benchmarks_in(rows), _AVERAGE)]
@@ -57,7 +56,12 @@ def score_table(names: Sequence[str]) -> ScoreTable:
     return ScoreTable(title=title, columns=columns, rows=rows, notes=notes, headline=" ".join(headlines))
 
 
-def _headline(first: str, second: str, pairs: Sequence[Paired], average_gain: Cell) -> str:
+def _average_gain(pairs: Sequence[Paired]) -> Cell:
+    """Returns the mean over benchmarks of the paired differences, in percentage points."""
+    return _cell(macro_average([paired.difference for paired in pairs]), 100.0)
+
+
+def headline_of_pairs(first: str, second: str, pairs: Sequence[Paired]) -> str:
     """Returns the result of two evaluations in one sentence, with the normal 95 % interval of the paired difference."""
     mean_of_first = 100 * statistics.fmean(paired.first for paired in pairs)
     mean_of_second = 100 * statistics.fmean(paired.second for paired in pairs)
@@ -65,10 +69,10 @@ def _headline(first: str, second: str, pairs: Sequence[Paired], average_gain: Ce
     if len(pairs) == 1:
         what = TITLES.get(pairs[0].benchmark, pairs[0].benchmark)
     means = f"{mean_of_second:.1f} % against {mean_of_first:.1f} % on {what}"
-    difference = average_gain
-    if average_gain.error is not None:
-        margin = 1.96 * average_gain.error
-        difference = replace(average_gain, low=average_gain.mean - margin, high=average_gain.mean + margin)
+    difference = _average_gain(pairs)
+    if difference.error is not None:
+        margin = 1.96 * difference.error
+        difference = replace(difference, low=difference.mean - margin, high=difference.mean + margin)
     return sentence_of_two(first, second, means, difference)
 
 
