@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,15 +14,10 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from cepo.errors import ConfigError
-
-logger = logging.getLogger(__name__)
+from cepo.models.kernel_check import can_have_kernels, kernel_agrees
 
 _VOCABULARY_BLOCK = 2**22
 """The number of 16-bit head weights converted to float32 at once on devices whose products cannot return float32."""
-
-KERNEL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""The largest accepted difference between kernel and torch at the first use on a device, for each supported type. The
-relative error of a GPU's exponential and logarithm is 2e-7, which is about 1e-5 for log-probs of -20."""
 
 HEAD_CHUNK_ELEMENTS = 2**25
 HEAD_CHUNK_ELEMENTS_ON_GPU = 2**28
@@ -236,27 +229,18 @@ def _log_probs_by_torch(logits: Tensor, targets: Tensor, temperature: float, *, 
 @cache
 def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the kernel agrees with torch on a small input on this device."""
-    if device.type != "cuda" or dtype not in KERNEL_TOLERANCE or find_spec("triton") is None:
+    if not can_have_kernels(device, dtype):
         return False
-    angles = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000)
-    logits = angles.sin_().mul_(8.0).to(dtype)
-    targets = torch.tensor([0, 4999, 77], device=device)
-    expected_logits = logits.clone()
-    try:
+
+    def by_kernel(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         from cepo.models import head_kernel
 
-        log_probs = head_kernel.log_probs_in_place(logits, targets, 0.7, with_direction=True)
-    except (RuntimeError, ImportError, OSError) as error:  # no compiler, or a kernel this device cannot run
-        logger.warning("log-probs are computed by torch: the kernel fails (%s: %s)", type(error).__name__, error)
-        return False
-    expected_log_probs = _log_probs_by_torch(expected_logits, targets, 0.7, with_direction=True)
-    log_prob_gap = float((log_probs - expected_log_probs).abs().max())
-    direction_gap = float((logits - expected_logits).abs().max())
-    gap = max(log_prob_gap, direction_gap)
-    if gap <= KERNEL_TOLERANCE[dtype]:
-        return True
-    logger.warning("log-probs are computed by torch: the kernel differs by %.1e in %s", gap, dtype)
-    return False
+        return head_kernel.log_probs_in_place(logits, targets, 0.7, with_direction=True), logits
+
+    def by_torch(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return _log_probs_by_torch(logits, targets, 0.7, with_direction=True), logits
+
+    return kernel_agrees("log-probs", device, dtype, by_kernel=by_kernel, by_torch=by_torch)
 
 
 def _by_recomputation(

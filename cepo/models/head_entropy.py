@@ -8,10 +8,8 @@ gradient `a` in `log P(y)` and `b` in `H` has this gradient in the logits:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from cepo.models.head import KERNEL_TOLERANCE, chunks, is_plain, logits_product, vocabulary_log_probs
-
-logger = logging.getLogger(__name__)
+from cepo.models.head import chunks, is_plain, logits_product, vocabulary_log_probs
+from cepo.models.kernel_check import can_have_kernels, kernel_agrees
 
 
 def log_probs_and_entropies(
@@ -189,31 +186,28 @@ def _gradient_by_torch(
 @cache
 def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether both kernels agree with torch on a small input on this device."""
-    if device.type != "cuda" or dtype not in KERNEL_TOLERANCE or find_spec("triton") is None:
+    if not can_have_kernels(device, dtype):
         return False
-    angles = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000)
-    logits = angles.sin_().mul_(8.0).to(dtype)
-    targets = torch.tensor([0, 4999, 77], device=device)
     factors = torch.tensor([1.0, -0.5, 0.25], device=device)
-    expected = _statistics_by_torch(logits.clone(), targets, 0.7)
-    rows = (targets, expected.normalisers, expected.entropies, factors, factors.flip(0))
-    expected_gradient = logits.clone()
-    _gradient_by_torch(expected_gradient, *rows, 0.7)
-    try:
+
+    def rows_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Returns what the gradient needs of each row, for both from torch, so that it is compared by itself."""
+        statistics = _statistics_by_torch(logits.clone(), targets, 0.7)
+        return targets, statistics.normalisers, statistics.entropies, factors, factors.flip(0)
+
+    def by_kernel(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         from cepo.models import head_kernel
 
-        found = head_kernel.statistics_of(logits, targets, 0.7)
-        head_kernel.gradient_in_place(logits, *rows, 0.7)
-    except (RuntimeError, ImportError, OSError) as error:  # no compiler, or a kernel this device cannot run
-        logger.warning("entropies are computed by torch: the kernel fails (%s: %s)", type(error).__name__, error)
-        return False
-    gaps = [float((logits - expected_gradient).abs().max())]
-    for value, expected_value in zip(found, expected, strict=True):
-        gaps.append(float((value - expected_value).abs().max()))
-    if max(gaps) <= KERNEL_TOLERANCE[dtype]:
-        return True
-    logger.warning("entropies are computed by torch: the kernel differs by %.1e in %s", max(gaps), dtype)
-    return False
+        statistics = head_kernel.statistics_of(logits, targets, 0.7)
+        head_kernel.gradient_in_place(logits, *rows_of(logits, targets), 0.7)
+        return logits, *statistics
+
+    def by_torch(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        statistics = _statistics_by_torch(logits.clone(), targets, 0.7)
+        _gradient_by_torch(logits, *rows_of(logits, targets), 0.7)
+        return logits, *statistics
+
+    return kernel_agrees("entropies", device, dtype, by_kernel=by_kernel, by_torch=by_torch)
 
 
 def _by_recomputation(
