@@ -20,27 +20,28 @@ _WARPS = 8
 
 def log_probs_in_place(logits: Tensor, targets: Tensor, temperature: float, *, with_direction: bool) -> Tensor:
     """See `cepo.models.head.log_probs_in_place`. One program computes one row of `logits`, which must be contiguous."""
-    _require_contiguous_rows(logits)
     log_probs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    if len(logits):
-        kernel: Any = _rows
-        kernel[(len(logits),)](
-            logits,
-            targets,
-            log_probs,
-            logits.shape[1],
-            logits.stride(0),
-            1.0 / temperature,
-            block=_BLOCK,
-            with_direction=with_direction,
-            num_warps=_WARPS,
-        )
+    _run(_rows, logits, targets, log_probs, temperature, with_direction=with_direction)
     return log_probs
 
 
-def _require_contiguous_rows(logits: Tensor) -> None:
+def _run(kernel: Any, logits: Tensor, targets: Tensor, others: Tensor, temperature: float, **constants: bool) -> None:
+    """Runs a kernel with one program for each row of `logits`; `others` are its results or further inputs."""
     if logits.stride(1) != 1:
         raise ValueError(f"the kernel needs contiguous logits in each row, but their stride is {logits.stride(1)}")
+    if len(logits) == 0:
+        return
+    kernel[(len(logits),)](
+        logits,
+        targets,
+        others,
+        logits.shape[1],
+        logits.stride(0),
+        1.0 / temperature,
+        block=_BLOCK,
+        num_warps=_WARPS,
+        **constants,
+    )
 
 
 @triton.jit
@@ -75,20 +76,8 @@ def _rows(  # pyright: ignore
 
 def statistics_of(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """See `cepo.models.head_entropy.statistics_of`: log-probs, entropies and normalisers, from one read of each logit."""
-    _require_contiguous_rows(logits)
     results = torch.empty(3, len(logits), dtype=torch.float32, device=logits.device)
-    if len(logits):
-        kernel: Any = _row_statistics
-        kernel[(len(logits),)](
-            logits,
-            targets,
-            results,
-            logits.shape[1],
-            logits.stride(0),
-            1.0 / temperature,
-            block=_BLOCK,
-            num_warps=_WARPS,
-        )
+    _run(_row_statistics, logits, targets, results, temperature)
     log_probs, entropies, normalisers = results
     return log_probs, entropies, normalisers
 
@@ -103,20 +92,8 @@ def gradient_in_place(
     temperature: float,
 ) -> None:
     """See `cepo.models.head_entropy.gradient_in_place`. Each logit is read and written once."""
-    _require_contiguous_rows(logits)
-    if len(logits):
-        kernel: Any = _row_gradients
-        factors = torch.stack([normalisers, entropies, to_log_probs, to_entropies])  # (4, n)
-        kernel[(len(logits),)](
-            logits,
-            targets,
-            factors,
-            logits.shape[1],
-            logits.stride(0),
-            1.0 / temperature,
-            block=_BLOCK,
-            num_warps=_WARPS,
-        )
+    factors = torch.stack([normalisers, entropies, to_log_probs, to_entropies])  # (4, n)
+    _run(_row_gradients, logits, targets, factors, temperature)
 
 
 @triton.jit
