@@ -58,7 +58,7 @@ def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None
     ):
         assert part in text
     assert "paired" not in text
-    text = shown(run_summary(write_run(tmp_path / "other", [(1, {"reward/mean": 0.5})])))
+    text = shown(run_summary(write_run(tmp_path / "other", [(1, {"reward/mean": 0.5, "work/teacher_rows": 0})])))
     assert "not measured" in text
     assert "none: this run consulted no teacher" in text
     text = shown(run_summary(write_run(tmp_path / "plug-in", [(1, {"reward/mean": 0.5, "work/teacher_rows": 8})])))
