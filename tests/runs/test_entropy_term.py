@@ -37,7 +37,8 @@ def dense(hidden: Tensor, head: nn.Module, targets: Tensor, *, temperature: floa
     """What the head computes in chunks, at once and with autograd's gradient."""
     del chunk_tokens
     log_p = (head(hidden).float() / temperature).log_softmax(dim=1)
-    return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(dim=1)
+    at_targets = log_p.gather(1, targets[:, None])[:, 0]
+    return at_targets.clone(), -(log_p.exp() * log_p).sum(dim=1)  # FSDP warns about a view
 
 
 def on_policy_batch(rows: Sequence[ScoringRow], advantages: Sequence[float] = ADVANTAGES) -> OptimizerBatch:

@@ -125,7 +125,7 @@ def expected_log_probs(model: Any, folder: Path, family: str, rows: list[Scoring
         ids = prompt["input_ids"]
         for row in rows[start : start + 2]:
             assert list(row.context.token_ids) == ids[0].tolist()
-            response = torch.tensor([row.response_ids])
+            response = torch.tensor(row.response_ids)[None]
             inputs = prompt | {"input_ids": torch.cat([ids, response], dim=1)}
             for name in {"attention_mask", "mm_token_type_ids", "token_type_ids"} & set(prompt):
                 further = torch.full_like(response, int(name == "attention_mask"))
