@@ -75,9 +75,16 @@ def responses(folder: Path) -> list[Any]:
 
 def addresses_listened_at() -> set[str]:
     """Where this process, the parts of the cluster and the workers can be reached."""
-    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    found = [each for process in family for each in process.net_connections("inet")]
-    return {each.laddr[0].removeprefix("::ffff:") for each in found if each.status == psutil.CONN_LISTEN}
+    addresses: set[str] = set()
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        try:
+            connections = process.net_connections("inet")
+        except psutil.NoSuchProcess:  # a short-lived process of Ray's that ended since it was listed
+            continue
+        for connection in connections:
+            if connection.status == psutil.CONN_LISTEN:
+                addresses.add(connection.laddr[0].removeprefix("::ffff:"))
+    return addresses
 
 
 def test_2_workers_sample_and_learn_as_this_process(
