@@ -220,8 +220,18 @@ def num_processors() -> int:
 
 
 def processor_name() -> str:
-    line = re.search(r"^model name\s*: (.*)$", _system_text(_CPU_FACTS), flags=re.MULTILINE)
-    return platform.machine() if line is None else line[1].strip()
+    """Returns the processor's name, such as "AMD EPYC 9355"; its architecture where the system does not tell the name."""
+    return _processor_fact("model name") or platform.machine()
+
+
+def processor_vendor() -> str | None:
+    """Returns "AuthenticAMD", "GenuineIntel" or another vendor's name; None where the system does not tell it."""
+    return _processor_fact("vendor_id")
+
+
+def _processor_fact(name: str) -> str | None:
+    line = re.search(rf"^{name}\s*: (.*)$", _system_text(_CPU_FACTS), flags=re.MULTILINE)
+    return None if line is None else line[1].strip()
 
 
 def with_own_programs(path: str) -> str:

@@ -16,6 +16,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import pad, rms_norm, silu
 
+from cepo.models.matrix_products import add_product, multiply
+
 KeysAndValues = Sequence[tuple[Tensor, Tensor]]
 """The keys and values of a prompt for each layer, both (1, key heads, prompt length, width)."""
 
@@ -178,16 +180,16 @@ class FusedDecoding:
         for index, layer in enumerate(decoder.layers):
             normed = rms_norm(hidden, hidden.shape[1:], layer.norm, decoder.epsilon)
             if layer.bias is None:
-                projected = normed @ layer.queries_keys_values
+                projected = multiply(normed, layer.queries_keys_values)
             else:
-                projected = torch.addmm(layer.bias, normed, layer.queries_keys_values)
+                projected = add_product(layer.bias, normed, layer.queries_keys_values)
             attended = self._attention(index, layer, projected, cosine, sine, position)
-            hidden = torch.addmm(hidden, attended, layer.output)
+            hidden = add_product(hidden, attended, layer.output)
             normed = rms_norm(hidden, hidden.shape[1:], layer.mlp_norm, decoder.epsilon)
-            gate, up = (normed @ layer.gate_up).chunk(2, dim=1)
-            hidden = torch.addmm(hidden, silu(gate).mul_(up), layer.down)
+            gate, up = multiply(normed, layer.gate_up).chunk(2, dim=1)
+            hidden = add_product(hidden, silu(gate).mul_(up), layer.down)
         normed = rms_norm(hidden, hidden.shape[1:], decoder.norm, decoder.epsilon)
-        return normed @ decoder.head.t()
+        return multiply(normed, decoder.head.t())
 
     def select(self, rows: Int64[Tensor, " n"]) -> None:
         """Keeps only these rows for the following calls."""

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from cepo.errors import ConfigError
 from cepo.models.kernel_check import can_have_kernels, kernel_agrees
+from cepo.models.matrix_products import linear, multiply, weight_gradient
 
 _VOCABULARY_BLOCK = 2**22
 """The number of 16-bit head weights converted to float32 at once on devices whose products cannot return float32."""
@@ -162,7 +162,7 @@ class _LogProbs(torch.autograd.Function):
             logits = product(hidden[chunk], weight)  # (n, V)
             log_probs[chunk] = log_probs_in_place(logits, targets[chunk], temperature, with_direction=ahead)
             if directions is not None:
-                torch.mm(logits.to(weight.dtype), weight, out=directions[chunk])
+                directions[chunk] = multiply(logits.to(weight.dtype), weight)
         if directions is None:
             ctx.save_for_backward(hidden, weight, targets)
         else:
@@ -189,8 +189,8 @@ class _LogProbs(torch.autograd.Function):
             logits = ctx.product(hidden[chunk], weight)  # (n, V)
             log_probs_in_place(logits, targets[chunk], ctx.temperature, with_direction=True)
             to_logits = logits.mul_(factors[chunk]).to(weight.dtype)
-            torch.mm(to_logits, weight, out=to_hidden[chunk])
-            to_weight += to_logits.t() @ hidden[chunk]
+            to_hidden[chunk] = multiply(to_logits, weight)
+            to_weight += weight_gradient(to_logits, hidden[chunk])
         return to_hidden, to_weight.to(weight.dtype), *no_gradients
 
 

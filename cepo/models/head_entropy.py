@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cepo.models.head import chunks, is_plain, logits_product, vocabulary_log_probs
 from cepo.models.kernel_check import can_have_kernels, kernel_agrees
+from cepo.models.matrix_products import multiply, weight_gradient
 
 
 def log_probs_and_entropies(
@@ -98,9 +99,9 @@ class _LogProbsAndEntropies(torch.autograd.Function):
             )
             to_logits = logits.to(weight.dtype)
             if to_hidden is not None:
-                torch.mm(to_logits, weight, out=to_hidden[chunk])
+                to_hidden[chunk] = multiply(to_logits, weight)
             if to_weight is not None:
-                to_weight += to_logits.t() @ hidden[chunk]
+                to_weight += weight_gradient(to_logits, hidden[chunk])
         if to_weight is not None:
             to_weight = to_weight.to(weight.dtype)
         return to_hidden, to_weight, None, None, None, None

@@ -22,6 +22,7 @@ from cepo.files.trees import Fields
 from cepo.models.families import family_of
 from cepo.models.folder_check import check_model_folder
 from cepo.models.inputs import Family
+from cepo.models.matrix_products import use_fast_products
 from cepo.models.patch_embedding import use_linear_patch_embedding
 from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.models.weights_check import check_loaded, check_stored
@@ -101,7 +102,7 @@ def load_model(
     }
     try:
         if not with_weights:
-            return _with_linear_patches(_empty_model(auto, config, options), family)
+            return _with_fast_layers(_empty_model(auto, config, options), family)
         if Path(path).is_dir():
             check_stored(Path(path), _empty_model(auto, config, options))
         if quantization is not None:
@@ -114,7 +115,7 @@ def load_model(
         check_loaded(info, is_critic=section == "worker.critic.model")
         if quantization is not None:
             _prepare_quantised(model)
-        return _with_linear_patches(model, family)
+        return _with_fast_layers(model, family)
     except Exception as error:  # damaged files make transformers and torch raise almost anything
         raise EngineError(
             f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file is "
@@ -137,8 +138,9 @@ def _without_bars(*, is_local: bool) -> Generator[None]:
         enable_progress_bar()
 
 
-def _with_linear_patches(model: Any, family: Family) -> Any:
+def _with_fast_layers(model: Any, family: Family) -> Any:
     use_linear_patch_embedding(family.vision_parts(model))
+    use_fast_products(model)
     return model
 
 

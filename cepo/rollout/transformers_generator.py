@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from cepo.errors import EngineError
 from cepo.models.fused_decoding import FusedDecoder, FusedDecoding, fused_decoder
@@ -35,6 +36,10 @@ from cepo.terminal.progress import Progress
 
 _SHARE_THAT_GOES_ON = 0.75
 """Finished rows are dropped when at most this share of the rows is unfinished, because dropping copies the others."""
+
+
+_BLOCK = 64
+"""The number of neighbouring tokens whose probabilities are summed together when a token is drawn."""
 
 
 class TransformersGenerator:
@@ -321,7 +326,7 @@ def _joined(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:
 
 def _padded_left(states: Tensor, length: int) -> Tensor:
     """Pads keys or values (1, heads, tokens, size) with zeros before the first token."""
-    return torch.nn.functional.pad(states, (0, 0, length - states.shape[2], 0))
+    return pad(states, (0, 0, length - states.shape[2], 0))
 
 
 def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
@@ -342,38 +347,63 @@ def draw_tokens(
     """Draws the token at which the cumulative distribution, in token-id order, first exceeds the row's uniform number.
 
     With temperature 0 it is the likeliest allowed token. A token of probability 0 is never drawn. `outputs` are the
-    tokens that each row's response already contains. Raises `EngineError`: a logit is NaN.
+    tokens that each row's response already contains. Raises `EngineError`: a logit is NaN or infinite.
     """
-    if logits.isnan().any():
-        raise EngineError(
-            "the model's logits are not numbers (NaN); check its weights and the data type it computes in"
-        )
     if settings.presence_penalty != 0:
         logits = logits.clone()
         for row, output in zip(logits, outputs, strict=True):
             present = torch.tensor(sorted(set(output)), dtype=torch.long, device=row.device)
             row[present] -= settings.presence_penalty
-    logits = _allowed(logits, banned, settings)
     if settings.temperature == 0:
-        return logits.argmax(dim=1)
-    cumulative = logits.softmax(dim=1, dtype=torch.float64).cumsum(dim=1)  # (B, V)
-    total = cumulative[:, -1]
-    # Below the total even if the product rounds up, so that a token of positive probability is always found.
-    largest_point = torch.nextafter(total, torch.zeros_like(total))
-    points = torch.minimum(uniforms * total, largest_point)  # (B,)
-    return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]
+        highest, tokens = logits.index_fill(1, banned, float("-inf")).max(dim=1)  # both (B,); a NaN is the highest
+        _check_numbers(highest)
+        return tokens
+    probabilities = _allowed(logits, banned, settings).softmax(dim=1)  # (B, V)
+    return _tokens_at(probabilities, uniforms)
+
+
+def _check_numbers(results: Float[Tensor, " B"]) -> None:
+    """Checks one result of each row, which is a number only if all the row's logits are."""
+    if not bool(results.isfinite().all()):
+        raise EngineError(
+            "the model's logits are not finite numbers (NaN or infinity); check its weights and the data type it "
+            "computes in"
+        )
+
+
+def _tokens_at(probabilities: Float[Tensor, "B V"], uniforms: Float[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """Returns the first token of each row at which the sum of probabilities exceeds `uniforms` times their whole sum.
+
+    The token is searched among blocks and then within one block: a cumulative sum over a large vocabulary would take as
+    long as a dozen layers. Sums of blocks are float64, the sum of each block is float32.
+    """
+    blocks = pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))  # (B, n, _BLOCK)
+    ends = blocks.sum(dim=2).cumsum(dim=1, dtype=torch.float64)  # (B, n)
+    total = ends[:, -1]
+    _check_numbers(total)
+    points = torch.minimum(uniforms * total, _just_below(total))[:, None]  # (B, 1)
+    block = torch.searchsorted(ends, points, right=True)  # (B, 1)
+    starts = pad(ends, (1, 0)).gather(1, block)  # the sum before the block, (B, 1)
+    chosen = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0]  # (B, _BLOCK)
+    within = chosen.cumsum(dim=1, dtype=torch.float64)  # (B, _BLOCK)
+    points_within = torch.minimum(points - starts, _just_below(within[:, -1:]))
+    position = torch.searchsorted(within, points_within, right=True)  # (B, 1)
+    return (block * _BLOCK + position)[:, 0]
+
+
+def _just_below(sums: Tensor) -> Tensor:
+    """The next smaller numbers: a point below a sum, even if products round up, is at a token of positive probability."""
+    return torch.nextafter(sums, torch.zeros_like(sums))
 
 
 def _allowed(logits: Tensor, banned: Tensor, settings: SamplingSettings) -> Tensor:
-    """Divides the logits by a temperature above 0, and sets those of tokens that may not be drawn to -inf.
+    """Divides the logits by the temperature, which is above 0, and sets those of tokens that may not be drawn to -inf.
 
     Excludes first the banned tokens, then all but the `top_k` likeliest, and then all but the likeliest tokens that
     together reach the probability `top_p`. The likeliest token that is not banned always remains.
     """
-    logits = logits.index_fill(1, banned, float("-inf"))
-    if settings.temperature == 0:
-        return logits
     logits = logits / settings.temperature
+    logits.index_fill_(1, banned, float("-inf"))
     if 0 < settings.top_k < logits.shape[1]:
         threshold = logits.topk(settings.top_k, dim=1).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < threshold, float("-inf"))

@@ -45,5 +45,34 @@ def test_a_draw_keeps_its_logits_and_refuses_nan() -> None:
     settings = SamplingSettings(num_samples=1, max_response_length=1, presence_penalty=2.0, top_k=2, top_p=0.5)
     draw_tokens(logits, [[1]], torch.tensor([0.5], dtype=torch.float64), torch.tensor([3]), settings)
     assert logits.count_nonzero() == 0, "the caller's logits were changed"
+    for wrong in (math.nan, math.inf):
+        for temperature in (0.0, 1.0):
+            with pytest.raises(EngineError, match="NaN"):
+                counts([0.0, wrong, 0.0, 0.0], temperature=temperature)
     with pytest.raises(EngineError, match="NaN"):
-        counts([0.0, float("nan"), 0.0, 0.0])
+        counts([-math.inf, -math.inf, -math.inf, 0.0])  # every token but the banned one is impossible
+
+
+@pytest.mark.parametrize("vocabulary", [1, 63, 64, 65, 500, 49_152])
+def test_a_draw_is_where_the_cumulative_sum_exceeds_it(vocabulary: int) -> None:
+    """Over several blocks of the search, against one float64 sum over the vocabulary; a tie of rounding may be either."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 4 * torch.randn(300, vocabulary, generator=generator)
+    uniforms = torch.rand(300, generator=generator, dtype=torch.float64)
+    settings = SamplingSettings(num_samples=1, max_response_length=1, temperature=0.7)
+    drawn = draw_tokens(logits, [[]] * 300, uniforms, torch.tensor([], dtype=torch.long), settings)
+    cumulative = (logits.double() / 0.7).softmax(dim=1).cumsum(dim=1)
+    after = cumulative.gather(1, drawn[:, None])[:, 0]
+    before = torch.where(drawn > 0, cumulative.gather(1, (drawn - 1).clamp(min=0)[:, None])[:, 0], 0.0)
+    assert bool((before <= uniforms + 1e-6).all())
+    assert bool((after >= uniforms - 1e-6).all())
+
+
+def test_the_ends_of_a_distribution_are_possible_tokens() -> None:
+    """Also where whole blocks of the vocabulary have probability 0."""
+    logits = torch.full((2, 1000), -math.inf)
+    logits[:, [130, 131, 700]] = 0.0
+    almost_one = math.nextafter(1.0, 0.0)
+    settings = SamplingSettings(num_samples=1, max_response_length=1)
+    uniforms = torch.tensor([0.0, almost_one], dtype=torch.float64)
+    assert draw_tokens(logits, [[], []], uniforms, torch.tensor([131]), settings).tolist() == [130, 700]

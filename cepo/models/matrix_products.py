@@ -1,0 +1,120 @@
+"""Computes large float32 matrix products on a CPU by the faster of two libraries.
+
+PyTorch computes float32 products by MKL. On AMD processors with AVX-512 MKL uses only half of a register's width, while
+oneDNN, by which PyTorch computes bf16 products, uses all of it: 250 against 110 GFLOPS on one core of a fifth-generation
+EPYC, for products of 64 x 576 by 576 x 3072 and larger (`python -m lab.products`). Both compute in float32; they differ in
+the order of summation.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import MethodType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from cepo.hardware import processor_vendor
+
+_FEWEST_WEIGHTS = 100_000
+"""Smaller matrices are left to PyTorch: the choice hardly matters for them, and it would change recorded toy runs."""
+
+
+@cache
+def prefers_onednn() -> bool:
+    """Returns whether oneDNN is the faster library on this processor."""
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return processor_vendor() == "AuthenticAMD" and has_avx512 and torch.backends.mkldnn.is_available()
+
+
+def linear(
+    hidden: Float[Tensor, "*N in"], weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None
+) -> Float[Tensor, "*N out"]:
+    """Computes a differentiable `hidden @ weight.T + bias`, as `torch.nn.functional.linear` does."""
+    if not _is_for_onednn(hidden, weight, weight.numel()):
+        return functional.linear(hidden, weight, bias)
+    if torch.is_grad_enabled():
+        return _Linear.apply(hidden, weight, bias)  # pyright: ignore[reportReturnType]
+    return _by_onednn(hidden, weight, bias)
+
+
+def multiply(left: Float[Tensor, "n k"], weight: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
+    """Computes `left @ weight` without a gradient."""
+    if not _is_for_onednn(left, weight, weight.numel()):
+        return left @ weight
+    return _by_onednn(left, weight.t())
+
+
+def add_product(
+    residual: Float[Tensor, "n m"], left: Float[Tensor, "n k"], weight: Float[Tensor, "k m"]
+) -> Float[Tensor, "n m"]:
+    """Computes `residual + left @ weight` without a gradient."""
+    if not _is_for_onednn(left, weight, weight.numel()):
+        return torch.addmm(residual, left, weight)
+    return _by_onednn(left, weight.t()).add_(residual)
+
+
+def weight_gradient(gradient: Float[Tensor, "n out"], hidden: Float[Tensor, "n in"]) -> Float[Tensor, "out in"]:
+    """Computes `gradient.T @ hidden`, the gradient of a linear layer's weight."""
+    num_weights = gradient.shape[1] * hidden.shape[1]
+    if not _is_for_onednn(hidden, hidden, num_weights):
+        return gradient.t() @ hidden
+    return _by_onednn(gradient.t(), hidden.t())
+
+
+def use_fast_products(model: nn.Module) -> None:
+    """Makes the large linear layers of `model` compute by `linear` where that is faster.
+
+    They keep their class, so that adapters, quantisation and sharding find what they expect.
+    """
+    if not prefers_onednn():
+        return
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.numel() >= _FEWEST_WEIGHTS:
+            module.forward = MethodType(_forward, module)
+
+
+def _forward(layer: nn.Linear, input: Tensor) -> Tensor:
+    return linear(input, layer.weight, layer.bias)
+
+
+def _is_for_onednn(left: Tensor, right: Tensor, num_weights: int) -> bool:
+    """Whether oneDNN is faster here for a product of these operands, one of which is a matrix of `num_weights`."""
+    if num_weights < _FEWEST_WEIGHTS or left.device.type != "cpu":
+        return False
+    return left.dtype is torch.float32 and right.dtype is torch.float32 and prefers_onednn()
+
+
+def _by_onednn(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # The operation of PyTorch's compiler for linear layers with an activation, here with none.
+    return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
+
+
+class _Linear(torch.autograd.Function):
+    """Computes `y = x W^T + b` and its gradients `dx = dy W`, `dW = dy^T x` and `db = sum(dy)` by oneDNN."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        needs_hidden, needs_weight, _ = ctx.needs_input_grad
+        # A frozen layer, as under an adapter, need not keep its input.
+        ctx.save_for_backward(hidden if needs_weight else None, weight if needs_hidden else None)
+        return _by_onednn(hidden, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, weight = ctx.saved_tensors
+        _, _, needs_bias = ctx.needs_input_grad
+        flat_gradient = gradient.flatten(0, -2)  # (n, out)
+        to_hidden = to_weight = to_bias = None
+        if weight is not None:
+            to_hidden = _by_onednn(gradient, weight.t())
+        if hidden is not None:
+            to_weight = weight_gradient(flat_gradient, hidden.flatten(0, -2))
+        if needs_bias:
+            to_bias = flat_gradient.sum(dim=0)
+        return to_hidden, to_weight, to_bias
