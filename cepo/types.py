@@ -171,8 +171,8 @@ class TokenSignal:
     """The result of an estimator: advantages, metrics and, for some methods, further losses.
 
     `diagnostics` are tensors of shape (B, T) for records and pages; they do not affect training. The pages know `delta`
-    (evidence in nats), `weight` (the factor of the advantage) and `value` (the probability of a right answer before the
-    token).
+    (evidence in nats), `weight` (the factor of the advantage), `clipping` (-1 or 1 where the lower or the upper bound clips
+    the weight, else 0) and `value` (the probability of a right answer before the token).
     """
 
     advantages: Float[Tensor, "B T"]  # constant with respect to the weights, exactly 0 on padding

@@ -182,6 +182,17 @@ def evidence_weight(
     return scaled.clamp(math.log1p(-clip_radius), math.log1p(clip_radius)).exp()
 
 
+def clipping(delta: Float[Tensor, "B T"], sign: Float[Tensor, "B _"], *, clip_radius: float) -> Float[Tensor, "B T"]:
+    """Returns which bound clips `exp(sign * delta_t)`: -1 for the lower one, 1 - r, 1 for the upper one, 1 + r, or 0.
+
+    A weight that equals a bound is not clipped.
+    """
+    log_weight = sign * delta
+    at_lower = log_weight < math.log1p(-clip_radius)
+    at_upper = log_weight > math.log1p(clip_radius)
+    return at_upper.to(delta.dtype) - at_lower.to(delta.dtype)
+
+
 def mixed_advantages(
     advantages: Float[Tensor, "B _"], weight: Float[Tensor, "B T"], *, mixing: float
 ) -> Float[Tensor, "B T"]:
@@ -244,16 +255,17 @@ def evidence_metrics(
     """
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
-    raw = sign * delta  # log of the weight before it is clipped
+    log_weight = sign * delta  # before it is clipped
+    clipped_at = clipping(delta, sign, clip_radius=clip_radius)
     right = counted & correct.unsqueeze(1)
     wrong = counted & ~correct.unsqueeze(1)
     return {
         "evidence/lambda": mean_value(mixing),
         "evidence/positive_fraction": mean_of((delta > NEUTRAL_DELTA).float(), counted),
         "evidence/negative_fraction": mean_of((delta < -NEUTRAL_DELTA).float(), counted),
-        "evidence/clip_low_rate": mean_of((raw < math.log1p(-clip_radius)).float(), counted),
-        "evidence/clip_high_rate": mean_of((raw > math.log1p(clip_radius)).float(), counted),
-        "evidence/disagreement_rate": mean_of((raw < -NEUTRAL_DELTA).float(), counted),
+        "evidence/clip_low_rate": mean_of((clipped_at < 0).float(), counted),
+        "evidence/clip_high_rate": mean_of((clipped_at > 0).float(), counted),
+        "evidence/disagreement_rate": mean_of((log_weight < -NEUTRAL_DELTA).float(), counted),
         "evidence/weight_mean": mean_of(evidence_weight(delta, sign, clip_radius=clip_radius), counted),
         "evidence/delta_mean_positive_advantage": mean_of(delta, response_mask & (sign > 0)),
         "evidence/delta_mean_negative_advantage": mean_of(delta, response_mask & (sign < 0)),

@@ -114,6 +114,7 @@ def evidence_signal(
         "delta": delta,
         "raw_weight": (sign * delta).exp().where(mask, 0.0),
         "weight": weight.to(delta.dtype).where(mask, 0.0),
+        "clipping": credit.clipping(delta, sign, clip_radius=clip_radius).where(mask, 0.0),
     }
     if values is not None:
         metrics |= credit.value_metrics(values, batch)

@@ -11,6 +11,7 @@ from cepo.config.named_files import require_file
 from cepo.errors import ConfigError
 from cepo.files.foreign import read_text
 from cepo.terminal.lines import print_plain
+from cepo.terminal.live_view import SafeConsole
 from cepo.terminal.progress import live_view, log_to_stderr
 
 if TYPE_CHECKING:
@@ -21,9 +22,13 @@ if TYPE_CHECKING:
 def show_credit(
     model: str, data: str, settings: Sequence[str], *, response: Path | None, problems: int, out: Path
 ) -> None:
-    """Writes the page with the credit of each token to `out`; the parameters are the arguments of `cepo show`."""
+    """Writes the page with the credit of each token to `out`, and prints which share of the weights each method clips.
+
+    The parameters are the arguments of `cepo show`.
+    """
     from cepo.doctor.preflight import check_run
     from cepo.microgeo.world import with_embedded_world
+    from cepo.report.clip_table import clip_table
     from cepo.report.page import write_report
     from cepo.train import build_trainer
     from cepo.workers.checkpoint import load_weights
@@ -47,7 +52,11 @@ def show_credit(
             assert isinstance(trainer.backend, Worker), "the launcher is local"
             load_weights(trainer.backend.actor, actor)
         show(trainer, text)
-    print_plain(f"page: {write_report(out)}")
+    page = write_report(out)
+    rates = clip_table(out)
+    if rates is not None:
+        SafeConsole().print(rates)
+    print_plain(f"page: {page}")
 
 
 def _settings_of_one_step(data: str, problems: int, out: Path) -> list[str]:

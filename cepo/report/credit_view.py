@@ -11,18 +11,20 @@ import gzip
 import itertools
 import json
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy
 
-from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, section_of
+from cepo.algorithms import Estimator, credit
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.algorithms.token_batches import at_last_token, response_mask_of, with_rows
 from cepo.data.data_uri import data_uri
 from cepo.files.trees import Fields, Tree
+from cepo.report.clip_rates import ClipRates, clip_rates
 from cepo.report.recorded_run import RunData
+from cepo.report.recorded_teachers import comparable_methods
 from cepo.run_folder.contrast import Contrast, clearest_pair, contrast_of
 from cepo.run_folder.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.run_folder.writing import finite_or_none
@@ -125,32 +127,47 @@ def _thinned(blocks: dict[int, str], start: int) -> dict[int, str]:
     return blocks
 
 
+@dataclass(frozen=True, kw_only=True)
+class _MethodCredit:
+    """What a method makes of the B rollouts of a step, of at most T tokens."""
+
+    columns: Mapping[str, numpy.ndarray] = field(default_factory=dict[str, "numpy.ndarray"])  # (B, T) by name
+    clip_rates: Mapping[int, ClipRates] = field(default_factory=dict[int, ClipRates])  # by rollout; see `clip_rates`
+
+
 def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
     """Returns what the page shows of a step. A rollout's columns are its log-probs by view, then each method's values.
 
-    The run's own method has the recorded values. Other methods are left out if they read what the trace lacks: a
-    critic, a greedy response, the whole vocabulary, or a view that was not recorded.
+    The run's own method has the recorded values; the others are those of `comparable_methods`. Statistics of a batch, such
+    as VPPO's scale, are those of the recorded groups.
     """
     batch = _token_batch(groups)
-    signals: dict[str, dict[str, numpy.ndarray]] = {run.estimator: {}}  # the run's own method is first
-    for name, method in _comparable(run, groups):
-        signals[name] = _signal_columns(method, batch, groups)
+    methods = {run.estimator: _MethodCredit()}  # the run's own method is first
+    for name, method in comparable_methods(run, groups):
+        methods[name] = _method_credit(method, batch, groups)
     rollouts: list[Tree] = []
     for place, group in enumerate(groups):
         for rollout in group.rollouts:
             row = len(rollouts)
             columns: list[Fields] = [rollout.log_probs]
-            for name, values in signals.items():
-                computed: Tree = {key: value[row, : len(rollout.tokens)] for key, value in values.items()}
+            rates: list[Fields | None] = []
+            for name, method_credit in methods.items():
+                computed: Tree = {}
+                for key, values in method_credit.columns.items():
+                    computed[key] = values[row, : len(rollout.tokens)]
                 if name == run.estimator:
                     computed |= _recorded_columns(rollout)
                 columns.append(computed)
-            rollouts.append(_rollout_entry(rollout, place, columns))
+                rate = method_credit.clip_rates.get(row)
+                rates.append(None if rate is None else asdict(rate))
+            entry = _rollout_entry(rollout, place, columns)
+            entry["clip_rates"] = rates
+            rollouts.append(entry)
     always_shown = (run.estimator, DEFAULT_ESTIMATOR)
     return {
         "step": groups[0].step,
-        "methods": list(signals),
-        "shown": [name for name, values in signals.items() if _DELTA in values or name in always_shown],
+        "methods": list(methods),
+        "shown": [name for name, values in methods.items() if _DELTA in values.columns or name in always_shown],
         "groups": [_group_header(group) for group in groups],
         "rollouts": rollouts,
     }
@@ -168,8 +185,8 @@ def _recorded_columns(rollout: RolloutRecord) -> Tree:
 
 def _rollout_entry(rollout: RolloutRecord, place: int, columns: Sequence[Fields]) -> Tree:
     entry: Tree = {"group": place, "columns": [_rounded(values) for values in columns]}
-    for field in ("tokens", "reward", "accuracy", "finished", "is_scored", "references"):
-        entry[field] = getattr(rollout, field)
+    for name in ("tokens", "reward", "accuracy", "finished", "is_scored", "references"):
+        entry[name] = getattr(rollout, name)
     return entry
 
 
@@ -223,23 +240,8 @@ def _recorded_rows(rollouts: Sequence[RolloutRecord], view: str) -> dict[int, Te
     return rows
 
 
-def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[tuple[str, Estimator]]:
-    """Yields the registered methods that can be computed from the trace."""
-    first_rollout = groups[0].rollouts[0]
-    recorded_views = set(first_rollout.log_probs)
-    smallest_group = min(len(group.rollouts) for group in groups)
-    settings = run.setting("algorithm", {})
-    for name in available_estimators():
-        method = build_estimator(name, section_of(name, settings))
-        if "values" in method.reads or "reward_baselines" in method.reads or method.distilled_view is not None:
-            continue
-        has_group = smallest_group > 1 or "group_ids" not in method.reads
-        if has_group and recorded_views.issuperset(method.views):
-            yield name, method
-
-
-def _signal_columns(method: Estimator, batch: TokenBatch, groups: Sequence[GroupRecord]) -> dict[str, numpy.ndarray]:
-    """Returns a method's columns (B, T): its advantages and diagnostics, and the value of each prefix by its evidence."""
+def _method_credit(method: Estimator, batch: TokenBatch, groups: Sequence[GroupRecord]) -> _MethodCredit:
+    """Computes a method's advantages and diagnostics, and the value of each prefix by its evidence."""
     step_of_schedules = groups[0].step - 1  # 0-based
     signal = method.checked_signal(batch, step=step_of_schedules)
     columns = {_ADVANTAGE: signal.advantages, **signal.diagnostics}
@@ -251,7 +253,7 @@ def _signal_columns(method: Estimator, batch: TokenBatch, groups: Sequence[Group
     arrays: dict[str, numpy.ndarray] = {}
     for name, values in columns.items():
         arrays[name] = values.float().numpy()
-    return arrays
+    return _MethodCredit(columns=arrays, clip_rates=clip_rates(signal, batch.response_mask))
 
 
 def _group_header(group: GroupRecord) -> Tree:

@@ -16,13 +16,13 @@ DELTA = 0.25
 
 
 def columns_of(folder: Path, step: int, *, without_reference: bool = False) -> list[Tree]:
-    """The columns of `rlsd` in a run of `grpo`, for a right and a wrong rollout; the second may lack a reference."""
+    """The columns of `rlsd` in a run of `cepo`, for a right and a wrong rollout; the second may lack a reference."""
     right, wrong = rollout(right=True, delta=DELTA), rollout(right=False, delta=DELTA)
     if without_reference:
         views = {"correct": None, "wrong": None}
         wrong = replace(wrong, log_probs={**wrong.log_probs, **views}, references=dict(views))
     groups = [group(step, [right, wrong])]
-    write_run(folder, [(step, {"loss": 1.0})], config="algorithm:\n  adv_estimator: grpo\n", groups=groups)
+    write_run(folder, [(step, {"loss": 1.0})], groups=groups)
     shown = step_credit(load_run(folder), groups)
     place = shown["methods"].index("rlsd") + 1
     return [row["columns"][place] for row in shown["rollouts"]]

@@ -177,7 +177,11 @@ def test_hover_shows_the_numbers_of_trace_and_methods(browser: Browser, tmp_path
         for token in (0, 5, 11):
             tip = opened.tip(number, token)
             expected = {f"log P {view}": values[token] for view, values in columns[0].items()}
-            names = {"weight": "weight after clipping", "raw_weight": "weight before clipping"}
+            names = {
+                "weight": "weight after clipping",
+                "raw_weight": "weight before clipping",
+                "clipping": "clipped at the upper bound (1) or the lower (-1)",
+            }
             expected |= {names.get(name, name): values[token] for name, values in columns[number + 1].items()}
             if number == 0:
                 expected["advantage"] = recorded.rollouts[3].token_advantages[token]

@@ -99,6 +99,14 @@
     return figure;
   };
 
+  // How many tokens of a response have a clipped weight, for methods that clip weights.
+  const clippedOf = (rates) => {
+    const lower = (100 * rates.lower).toFixed(1);
+    const upper = (100 * rates.upper).toFixed(1);
+    const text = `weight clipped: ${lower} % of tokens at the lower bound, ${upper} % at the upper`;
+    return make("p", { className: "note clipped", textContent: text });
+  };
+
   // The tokens with the largest evidence, down to a twentieth of the largest.
   const decisivePlaces = (delta) => {
     const places = [...delta.keys()].sort((one, other) => Math.abs(delta[other]) - Math.abs(delta[one])).slice(0, 5);
@@ -120,12 +128,17 @@
     }
     const missing = "This method has no value curve: it weighs no evidence token by token.";
     const value = columns.value ? curveOf(columns.value) : make("p", { className: "note", textContent: missing });
-    const foot = make("div", {}, legendOf(columns), decisive);
+    const rates = rollout.clip_rates[number];
+    const foot = make("div", {}, legendOf(columns), ...(rates ? [clippedOf(rates)] : []), decisive);
     return make("section", { className: "panel" }, make("h3", { textContent: method }), tokens, value, foot);
   };
 
   // All numbers of one token, beside the panels.
-  const NAMES = { weight: "weight after clipping", raw_weight: "weight before clipping" };
+  const NAMES = {
+    weight: "weight after clipping",
+    raw_weight: "weight before clipping",
+    clipping: "clipped at the upper bound (1) or the lower (-1)",
+  };
   const readToken = (tokens, place) => {
     const token = tokens.children[place];
     if (!token) return;
