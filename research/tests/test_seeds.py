@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
-from research.seeds import Outcome, arguments, differences_table
+import pytest
+from run_folders import write_run
+
+from lab.support.machine import ROOT
+from research.seeds import (
+    LEARNING,
+    MARKS,
+    NOT_RUN,
+    Record,
+    arguments,
+    differences_table,
+    main,
+    record_of,
+    with_table,
+)
+from research.support.seeded_runs import DONE
+
+
+def run(file: str, seed: int, trained: list[float], held_out: float) -> Record:
+    return {"file": file, "seed": seed, "trained": trained, "held_out": {"0": 0.9, "10": held_out, "9": 0.8}}
 
 
 def test_files_and_settings_stand_on_both_sides_of_the_options() -> None:
@@ -14,14 +35,86 @@ def test_files_and_settings_stand_on_both_sides_of_the_options() -> None:
 
 
 def test_differences_are_paired_by_seed_with_their_error() -> None:
-    """Training: 0.5 and 0.6 against 0.4 and 0.3 gives +10 and +30 points: a mean of 20, with an error of 10."""
-    first = [Outcome(training=0.4, validation=0.5), Outcome(training=0.3, validation=0.5)]
-    second = [Outcome(training=0.5, validation=0.5), Outcome(training=0.6, validation=0.6)]
-    lines = differences_table({"first": first, "second": second}).splitlines()
-    assert lines[2] == "| first | 35.0 | +0.0 ± 0.0 | 50.0 | +0.0 ± 0.0 |"
-    assert lines[3] == "| second | 55.0 | +20.0 ± 10.0 | 55.0 | +5.0 ± 5.0 |"
+    """Rollouts: 0.5 and 0.6 against 0.4 and 0.3 gives +10 and +30 points: a mean of 20, with an error of 10.
+
+    t is 2 with one degree of freedom, of which p is 1 - (2 / pi) atan(2) = 0.295. Held out, +0 and +10 points: t is 1 and p
+    1/2. The last validation is that of step 10, not of step 9.
+    """
+    runs = [run("first", 1, [0.3, 0.5], 0.5), run("second", 1, [0.5], 0.5)]
+    runs += [run("first", 2, [0.3], 0.5), run("second", 2, [0.6], 0.6)]
+    lines = differences_table(runs).splitlines()
+    assert lines[0] == "| file | seeds | rollouts % | minus first | p, Holm | held out % | minus first | p, Holm |"
+    assert lines[2] == "| first | 2 | 35.0 ± 5.0 |  |  | 50.0 ± 0.0 |  |  |"
+    assert lines[3] == "| second | 2 | 55.0 ± 5.0 | +20.0 ± 10.0 | 0.295 | 55.0 ± 5.0 | +5.0 ± 5.0 | 0.500 |"
+    assert 1 - 2 / math.pi * math.atan(2) == pytest.approx(0.2952, abs=1e-4)
+
+
+def test_p_is_adjusted_over_the_files() -> None:
+    """With two files of the same differences the smallest p, 0.295, counts twice."""
+    runs = [run("first", 1, [0.4], 0.5), run("first", 2, [0.3], 0.5)]
+    for name in ("second", "third"):
+        runs += [run(name, 1, [0.5], 0.5), run(name, 2, [0.6], 0.5)]
+    lines = differences_table(runs).splitlines()
+    assert [line.split(" | ")[4] for line in lines[3:]] == ["0.590", "0.590"]
 
 
 def test_one_seed_has_no_error() -> None:
-    lines = differences_table({"first": [Outcome(training=0.4, validation=0.5)]}).splitlines()
-    assert lines[2] == "| first | 40.0 | +0.0 | 50.0 | +0.0 |"
+    lines = differences_table([run("first", 1, [0.4], 0.5)]).splitlines()
+    assert lines[2] == "| first | 1 | 40.0 |  |  | 50.0 |  |  |"
+
+
+def finished_run(folder: Path, trained: list[float]) -> None:
+    """The folder of a finished run, with a validation before the first step and one after the last."""
+    rows = [(0, {"val/accuracy": 0.25})]
+    rows += [(step, {"reward/correct": value, "timing_s/step": 2.0}) for step, value in enumerate(trained, 1)]
+    rows[-1][1]["val/accuracy"] = 0.75
+    write_run(folder, rows)
+    (folder / DONE).touch()
+
+
+def test_a_record_has_each_step_and_each_validation(tmp_path: Path) -> None:
+    finished_run(tmp_path / "run", [0.5, 0.625])
+    assert record_of(tmp_path / "run", file="cepo", seed=3) == {
+        "file": "cepo",
+        "seed": 3,
+        "trained": [0.5, 0.625],
+        "held_out": {"0": 0.25, "2": 0.75},
+        "step_seconds": [2.0, 2.0],
+    }
+
+
+def test_results_and_page_have_the_printed_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, trained in (("grpo", [0.5]), ("cepo", [0.75])):
+        for seed in (1, 2):
+            finished_run(tmp_path / f"{name}-s{seed}", trained)
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{MARKS[0]}\n{NOT_RUN}\n{MARKS[1]}\nEnd.\n", encoding="utf-8")
+    results = tmp_path / "results.json"
+    options = ["--seeds", "1", "2", "--out", str(tmp_path), "--results", str(results), "--page", str(page)]
+    assert main(["microgeo/grpo", "microgeo/cepo", *options, "trainer.max_steps=1"]) == 0
+    record = json.loads(results.read_text(encoding="utf-8"))
+    assert (record["files"], record["settings"]) == (["microgeo/grpo", "microgeo/cepo"], ["trainer.max_steps=1"])
+    assert [(each["file"], each["seed"]) for each in record["runs"]] == [
+        ("grpo", 1),
+        ("cepo", 1),
+        ("grpo", 2),
+        ("cepo", 2),
+    ]
+    table = differences_table(record["runs"])
+    assert "| cepo | 2 | 75.0 ± 0.0 | +25.0 ± 0.0 |" in table
+    assert capsys.readouterr().out == table + "\n"
+    assert page.read_text(encoding="utf-8") == f"# Page\n\n{MARKS[0]}\n{table}\n\n{MARKS[1]}\nEnd.\n"
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="lacks the marks"):
+        with_table("# Page\n", "| table |")
+
+
+def test_the_page_of_results_has_the_records_table() -> None:
+    """Before there is a record, it says so."""
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    written = NOT_RUN
+    if LEARNING.is_file():
+        written = differences_table(json.loads(LEARNING.read_text(encoding="utf-8"))["runs"])
+    assert with_table(page, written) == page
