@@ -40,6 +40,7 @@ from lab.support.tables import RESULTS
 
 if TYPE_CHECKING:
     from cepo.data.batch import ScoringRow
+    from cepo.losses.objective import ObjectiveSettings
     from cepo.workers.actor import Actor
 
 PATHS = ("padded", "packed")
@@ -52,8 +53,19 @@ NO_CUDA = 3
 """Exit code if a GPU is requested and there is none."""
 
 
-def build_actor(folder: Path, path: str, longest_row: int, dtype: str) -> Actor:
-    """Builds the policy from a random checkpoint; for `padded`, as in a trainer without sharing."""
+def build_actor(
+    folder: Path,
+    path: str,
+    longest_row: int,
+    dtype: str,
+    *,
+    lora_rank: int = 16,
+    objective: ObjectiveSettings | None = None,
+) -> Actor:
+    """Builds the policy from a random checkpoint; for `padded`, as in a trainer without sharing.
+
+    `lora_rank` 0 trains all weights; `objective` is by default that of an untouched configuration.
+    """
     from cepo.algorithms.settings import TeacherConfig
     from cepo.config import load_config
     from cepo.losses.objective import ObjectiveSettings
@@ -64,7 +76,7 @@ def build_actor(folder: Path, path: str, longest_row: int, dtype: str) -> Actor:
     shared = str(path == "packed").lower()
     settings = {
         "model.model_path": folder,
-        "model.lora.rank": 16,
+        "model.lora.rank": lora_rank,
         "model.enable_gradient_checkpointing": "true",
         "fsdp.mp_param_dtype": dtype,
         "optim.lr": 0,
@@ -80,7 +92,7 @@ def build_actor(folder: Path, path: str, longest_row: int, dtype: str) -> Actor:
         Processing(str(folder)),
         temperature=1.0,
         teacher=TeacherConfig(),
-        objective_settings=ObjectiveSettings(),
+        objective_settings=objective or ObjectiveSettings(),
         with_reference=False,
         total_steps=10,
         seed=1,

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from cepo.models.processing import Processing
-from lab import stages
+from lab import entropy, stages
 from lab.support.collectives import (
     SCORING,
     SYNCHRONISATION,
@@ -276,3 +276,20 @@ def test_lengths_of_a_step_are_the_same_wherever_asked() -> None:
     assert lengths == response_lengths(QWEN3_VL_2B, 10_000, seed=3)
     assert 50 <= min(lengths) < max(lengths) <= 800
     assert sum(lengths) / 10_000 == pytest.approx(300, rel=0.02)
+
+
+def test_the_cost_of_entropy_is_measured_in_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its ratio is the median over the pairs. Chunks are halved, so that memory grows by less than a tenth."""
+    out = tmp_path / "entropy.json"
+    assert entropy.main(["--shape", "micro", "--pairs", "3", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    record = json.loads(out.read_text(encoding="utf-8"))
+    assert record["work"]["pairs"] == 3
+    for trained in ("adapter", "all weights"):
+        measured = record["trained"][trained]
+        of_pairs = measured["seconds_of_pairs"]
+        ratios = sorted(after / before for after, before in zip(of_pairs["with"], of_pairs["without"], strict=True))
+        assert measured["seconds_ratio"]["median"] == pytest.approx(ratios[1])
+        peaks = measured["peak_bytes"]
+        assert 0 < peaks["with"] < 1.1 * peaks["without"]
+        assert f"| {trained} |" in printed

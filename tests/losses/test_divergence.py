@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from live_tensors import LiveTensors
 from pydantic import ValidationError
 from torch import Tensor
 
 from cepo.losses.divergence import chunked_divergence, distillation_losses, token_divergence
 from cepo.metrics import results
 from cepo.types import DivergenceConfig
+from lab.support.live_tensors import LiveTensors
 
 VOCABULARY = 9
 FORWARD = DivergenceConfig(kind="forward_kl")

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from live_tensors import LiveTensors
 from rounding import GRADIENTS, LOG_PROBS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from cepo.models.head import target_log_probs, use_float32_logits
 from cepo.models.head_entropy import log_probs_and_entropies
+from lab.support.live_tensors import LiveTensors
 
 TOKENS, HIDDEN, VOCABULARY = 37, 16, 301
 NEEDS_TRITON = pytest.mark.skipif(

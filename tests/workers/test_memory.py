@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from live_tensors import LiveTensors
 
 from cepo.config import load_config
 from cepo.config.worker_schema import LoraConfig, RolloutConfig
@@ -27,6 +26,7 @@ from cepo.workers.memory import (
     shape_of,
     with_sleep_decided,
 )
+from lab.support.live_tensors import LiveTensors
 from lab.support.published_models import PUBLISHED_SIZES, published_config
 from lab.worlds.model import model_config
 from lab.worlds.tokenizer import build_tokenizer
