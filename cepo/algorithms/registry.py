@@ -17,7 +17,9 @@ from cepo.losses import available_losses
 from cepo.sections.reader import read_section
 from cepo.sections.registry import Registry
 
-METHODS: Registry[Estimator] = Registry("algorithm.adv_estimator", settings.SharedSettings)
+METHODS: Registry[Estimator] = Registry(
+    "algorithm.adv_estimator", settings.SharedSettings, Estimator, decorator="register_estimator"
+)
 SHARED = METHODS.shared
 """The types of the settings and sections of `algorithm` that methods share, by name."""
 _plugins: dict[Path, list[str]] = {}
@@ -27,8 +29,8 @@ _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
 def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
     """Decorates a class to register it as `algorithm.adv_estimator=<name>`, with its `Config` as a section.
 
-    Raises `ConfigError`: another class has this name, the class lacks `signal`, or a field has the name of a shared section
-    and another type.
+    Raises `ConfigError`: another class has this name, the class does not derive from `Estimator` or lacks `signal`, or a
+    field has the name of a shared section and another type.
     """
     return METHODS.register(name)
 

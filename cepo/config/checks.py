@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import math
 import re
+from collections.abc import Callable, Iterator
 
 from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import SharedSettings
@@ -27,22 +28,52 @@ INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 def check_config(config: RunConfig) -> list[str]:
     """Checks all settings of a run together and returns its plan for the log, one fact per line.
 
-    Raises `ConfigError` if a method's section is invalid, two settings are in conflict, or a file is missing.
+    Raises `ConfigError` if a method's section is invalid, settings are in conflict, or files are missing; the message has
+    all faults.
     """
-    _check_batches(config)
-    _check_lengths(config)
-    _check_method(config)
-    _check_algorithm(config)
-    _check_model(config)
-    _check_engine(config)
-    _check_mixing(config)
-    _check_validation(config)
-    _check_devices(config)
-    _check_files(config)
+    checks = (
+        _check_batches,
+        _check_lengths,
+        _check_method,
+        _check_algorithm,
+        _check_model,
+        _check_engine,
+        _check_mixing,
+        _check_validation,
+        _check_devices,
+        _check_files,
+    )
+    faults: list[str] = []
+    for check in checks:
+        for fault in _faults_of(check, config):
+            if fault not in faults:  # several checks may read the same faulty value
+                faults.append(fault)
+    if len(faults) == 1:
+        raise ConfigError(faults[0])
+    if faults:
+        listed = "".join(f"\n  {fault}" for fault in faults)
+        raise ConfigError(f"{len(faults)} faults in the settings:{listed}")
     return plan_lines(config)
 
 
-def _check_batches(config: RunConfig) -> None:
+def _faults_of(check: Callable[[RunConfig], Iterator[str]], config: RunConfig) -> Iterator[str]:
+    """Yields what a check finds; if it needs a value that is itself at fault, it ends with that fault."""
+    try:
+        yield from check(config)
+    except ConfigError as error:
+        yield str(error)
+
+
+def _fault(require: Callable[..., None], *arguments: object) -> list[str]:
+    """Returns the message of the `ConfigError` that the call `require(*arguments)` raises; none if it raises none."""
+    try:
+        require(*arguments)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _check_batches(config: RunConfig) -> Iterator[str]:
     rollout = config.data.rollout_batch_size
     devices = config.trainer.num_devices
     sections = {"actor": (config.worker.actor.global_batch_size, config.worker.actor.fsdp.fsdp_size)}
@@ -53,24 +84,24 @@ def _check_batches(config: RunConfig) -> None:
         key = f"worker.{worker}.global_batch_size={update} prompts"
         if rollout % update:
             divisors = ", ".join(str(size) for size in range(1, rollout + 1) if rollout % size == 0)
-            raise ConfigError(
+            yield (
                 f"data.rollout_batch_size={rollout} prompts cannot be split into optimizer steps of {key}. "
                 f"Set global_batch_size to a divisor of {rollout}: {divisors}."
             )
         responses = config.worker.rollout.n * update
         if responses < devices:
-            raise ConfigError(
+            yield (
                 f"{key} x worker.rollout.n={config.worker.rollout.n} are {responses} responses per optimizer step, fewer "
                 f"than the {devices} devices. Raise global_batch_size."
             )
         if 0 < shards < devices and devices % shards:
-            raise ConfigError(
+            yield (
                 f"worker.{worker}.fsdp.fsdp_size={shards} does not divide the run's {devices} devices "
                 "(trainer.nnodes x trainer.n_gpus_per_node). Set it to a divisor, or to -1 for all of them."
             )
 
 
-def _check_lengths(config: RunConfig) -> None:
+def _check_lengths(config: RunConfig) -> Iterator[str]:
     data = config.data
     rollout = config.worker.rollout
     model = config.worker.actor.model
@@ -78,7 +109,7 @@ def _check_lengths(config: RunConfig) -> None:
     parts = f"data.max_prompt_length + data.max_response_length = {data.max_prompt_length} + {data.max_response_length}"
     longest = rollout.max_model_len or least
     if longest < least:
-        raise ConfigError(
+        yield (
             f"worker.rollout.max_model_len={longest} is below {parts} = {least}. Set it to at least {least}, or to null."
         )
     origin = "worker.rollout.max_model_len" if rollout.max_model_len else parts
@@ -89,17 +120,17 @@ def _check_lengths(config: RunConfig) -> None:
         lower = f"it to at most {positions}"
         if longest == least and room_for_response > 0:
             lower = f"data.max_response_length to at most {room_for_response}"
-        raise ConfigError(
+        yield (
             f"The model {model.model_path} has positions for {positions} tokens (max_position_embeddings), and the {length} "
             f"is larger. Lower {lower}."
         )
     if rollout.max_num_batched_tokens < longest:
-        raise ConfigError(
+        yield (
             f"worker.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} is below the {length}. "
             f"Set it to at least {longest}, or lower those."
         )
     if data.min_pixels is not None and data.max_pixels is not None and data.min_pixels > data.max_pixels:
-        raise ConfigError(f"data.min_pixels={data.min_pixels} is above data.max_pixels={data.max_pixels}.")
+        yield f"data.min_pixels={data.min_pixels} is above data.max_pixels={data.max_pixels}."
 
 
 def _positions_of(model: ModelConfig) -> int | None:
@@ -121,90 +152,86 @@ def _positions_of(model: ModelConfig) -> int | None:
     return None
 
 
-def _check_method(config: RunConfig) -> None:
+def _check_method(config: RunConfig) -> Iterator[str]:
     name = config.algorithm.adv_estimator
     estimator = build_estimator(name, config.methods[name])
-    require_file("algorithm.teacher.template", estimator.teacher.template)
+    yield from _fault(require_file, "algorithm.teacher.template", estimator.teacher.template)
     if "group_ids" in estimator.reads and config.worker.rollout.n == 1:
-        raise ConfigError(
+        yield (
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "
             "with one another. Set worker.rollout.n to at least 2."
         )
 
 
-def _check_algorithm(config: RunConfig) -> None:
+def _check_algorithm(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.online_filtering and algorithm.filter_low >= algorithm.filter_high:
-        raise ConfigError(
+        yield (
             f"algorithm.filter_low={algorithm.filter_low} is not below algorithm.filter_high={algorithm.filter_high}: "
             "online filtering would keep nothing"
         )
     temperature = config.worker.rollout.temperature
     correction = config.worker.actor.rollout_is
     if correction != "none" and temperature != 1.0:
-        raise ConfigError(
+        yield (
             f"worker.actor.rollout_is={correction} with worker.rollout.temperature={temperature}: the engine's log-probs "
             "are at temperature 1 and cannot be compared with the trainer's. Set rollout_is=none, or temperature=1."
         )
     if algorithm.kl_type == "adaptive" and algorithm.use_kl_loss and not algorithm.disable_kl:
-        raise ConfigError(
+        yield (
             "algorithm.kl_type=adaptive follows a KL in the reward; set algorithm.use_kl_loss=false, or kl_type=fixed"
         )
 
 
-def _check_engine(config: RunConfig) -> None:
+def _check_engine(config: RunConfig) -> Iterator[str]:
     rollout = config.worker.rollout
     speculation = rollout.speculative_config
     missing = [key for key in ("method", "num_speculative_tokens") if key not in speculation]
     if speculation and missing:
-        raise ConfigError(
+        yield (
             f"worker.rollout.speculative_config lacks {' and '.join(missing)}: speculation needs a method (ngram or suffix) "
             "and num_speculative_tokens, for example 4. Set both, or leave the section empty."
         )
     if rollout.name == "transformers" and (speculation or rollout.quantization is not None):
-        raise ConfigError(
+        yield (
             "worker.rollout.speculative_config and worker.rollout.quantization are settings of vLLM, but "
             "worker.rollout.name=transformers. Remove them, or set name to auto or vllm."
         )
-    if rollout.quantization is not None and config.worker.actor.rollout_is == "none":
-        raise ConfigError(
+    elif rollout.quantization is not None and config.worker.actor.rollout_is == "none":
+        yield (
             f"worker.rollout.quantization={rollout.quantization} with worker.actor.rollout_is=none: vLLM would sample from "
             "other probabilities than the trainer's, and nothing would correct for it. Set rollout_is=truncate or mask, or "
             "quantization=null."
         )
 
 
-def _check_model(config: RunConfig) -> None:
+def _check_model(config: RunConfig) -> Iterator[str]:
     lora = config.worker.actor.model.lora
     key = "worker.actor.model.lora"
     if lora.exclude_modules is not None:
         try:
             re.compile(lora.exclude_modules)
         except re.error as error:
-            raise ConfigError(
-                f"{key}.exclude_modules={lora.exclude_modules!r} is not a regular expression: {error}."
-            ) from error
+            yield f"{key}.exclude_modules={lora.exclude_modules!r} is not a regular expression: {error}."
     for name, value in (("use_dora", "true" if lora.use_dora else None), ("quantization", lora.quantization)):
         if value is not None and lora.rank == 0:
-            raise ConfigError(f"{key}.{name}={value} needs an adapter. Set {key}.rank, such as 16.")
+            yield f"{key}.{name}={value} needs an adapter. Set {key}.rank, such as 16."
     if lora.quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError(f"{key}.quantization={lora.quantization} needs bitsandbytes: {INSTALL_BITSANDBYTES}.")
+        yield f"{key}.quantization={lora.quantization} needs bitsandbytes: {INSTALL_BITSANDBYTES}."
     if not all(part.strip() for part in lora.target_modules.split(",")):
-        raise ConfigError(
-            f"{key}.target_modules={lora.target_modules!r} must be all-linear or module names separated by commas."
-        )
+        yield f"{key}.target_modules={lora.target_modules!r} must be all-linear or module names separated by commas."
 
 
-def _check_mixing(config: RunConfig) -> None:
+def _check_mixing(config: RunConfig) -> Iterator[str]:
     data = config.data
     if data.train_weights is not None and len(data.train_weights) != len(data.train_sources):
-        raise ConfigError(
+        yield (
             f"data.train_weights={data.train_weights} has {len(data.train_weights)} entries, and data.train_files names "
             f"{len(data.train_sources)} training sets. Give one weight for each, or null."
         )
 
 
-def _check_validation(config: RunConfig) -> None:
+def _check_validation(config: RunConfig) -> Iterator[str]:
     trainer = config.trainer
     if config.data.val_files is not None:
         return
@@ -216,55 +243,55 @@ def _check_validation(config: RunConfig) -> None:
     if trainer.val_freq > 0:
         reasons.append(f"trainer.val_freq={trainer.val_freq}")
     if reasons:
-        raise ConfigError(
+        yield (
             f"data.val_files is null, but {', '.join(reasons)} asks for validation. Set data.val_files, or "
             "trainer.val_before_train=false trainer.val_freq=-1 trainer.val_only=false."
         )
 
 
-def _check_devices(config: RunConfig) -> None:
+def _check_devices(config: RunConfig) -> Iterator[str]:
     trainer = config.trainer
     devices = trainer.num_devices
     product = f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
     if devices > 1 and trainer.launcher == "local":
-        raise ConfigError(
+        yield (
             f"{product} are {devices} devices, and trainer.launcher=local drives one. Set it to auto, or both numbers to 1."
         )
     if config.trainer.chosen_launcher == "ray" and importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"{product} with trainer.launcher={trainer.launcher} need Ray: pip install 'ray>=2.52'.")
+        yield f"{product} with trainer.launcher={trainer.launcher} need Ray: pip install 'ray>=2.52'."
     group = config.worker.rollout.tensor_parallel_size
     if trainer.n_gpus_per_node % group:
-        raise ConfigError(
+        yield (
             f"worker.rollout.tensor_parallel_size={group} does not divide trainer.n_gpus_per_node={trainer.n_gpus_per_node}: "
             f"the devices of one machine share an engine. Set it to a divisor of {trainer.n_gpus_per_node}."
         )
     if group > 1 and config.worker.rollout.name == "transformers":
-        raise ConfigError(
+        yield (
             f"worker.rollout.tensor_parallel_size={group} with worker.rollout.name=transformers: its engine lives on one "
             "device. Set it to 1, or worker.rollout.name to vllm."
         )
 
 
-def _check_files(config: RunConfig) -> None:
+def _check_files(config: RunConfig) -> Iterator[str]:
     data = config.data
     model = config.worker.actor.model
     trainer = config.trainer
     for source in data.train_sources:
-        require_data("data.train_files", source)
+        yield from _fault(require_data, "data.train_files", source)
     if data.val_files is not None:
-        require_data("data.val_files", data.val_files)
-    require_model("worker.actor.model.model_path", model.model_path)
-    require_model("worker.actor.model.tokenizer_path", model.tokenizer_path)
+        yield from _fault(require_data, "data.val_files", data.val_files)
+    yield from _fault(require_model, "worker.actor.model.model_path", model.model_path)
+    yield from _fault(require_model, "worker.actor.model.tokenizer_path", model.tokenizer_path)
     if config.algorithm.needs_critic:
-        require_model("worker.critic.model.model_path", config.worker.critic.model.model_path)
-    require_file("data.format_prompt", data.format_prompt)
-    require_file("data.override_chat_template", data.override_chat_template)
-    _check_rewards(config.worker.reward)
+        yield from _fault(require_model, "worker.critic.model.model_path", config.worker.critic.model.model_path)
+    yield from _fault(require_file, "data.format_prompt", data.format_prompt)
+    yield from _fault(require_file, "data.override_chat_template", data.override_chat_template)
+    yield from _check_rewards(config.worker.reward)
     for path in trainer.plugins:
-        require_file("trainer.plugins", path)
-    require_folder("data.image_dir", data.image_dir)
+        yield from _fault(require_file, "trainer.plugins", path)
+    yield from _fault(require_folder, "data.image_dir", data.image_dir)
     if trainer.load_checkpoint_path is not None:
-        _check_checkpoint("trainer.load_checkpoint_path", trainer.load_checkpoint_path)
+        yield from _fault(_check_checkpoint, "trainer.load_checkpoint_path", trainer.load_checkpoint_path)
 
 
 def _check_checkpoint(key: str, path: str) -> None:
@@ -279,15 +306,15 @@ def _check_checkpoint(key: str, path: str) -> None:
     raise ConfigError(f"{key}={path} is not a complete checkpoint: it has no trainer_state.json; {remedy}.")
 
 
-def _check_rewards(reward: RewardConfig) -> None:
+def _check_rewards(reward: RewardConfig) -> Iterator[str]:
     key = "worker.reward.reward_function"
     functions = reward.reward_functions
     for name in functions:
-        _require_function(key, name)
+        yield from _fault(_require_function, key, name)
     if reward.answer_function is not None:
-        _require_function("worker.reward.answer_function", reward.answer_function)
+        yield from _fault(_require_function, "worker.reward.answer_function", reward.answer_function)
     if reward.reward_weights is not None and len(reward.reward_weights) != len(functions):
-        raise ConfigError(
+        yield (
             f"worker.reward.reward_weights={reward.reward_weights} has {len(reward.reward_weights)} entries, and {key} names "
             f"{len(functions)} functions. Give one weight for each, or null for 1 each."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -16,9 +16,9 @@ from cepo.algorithms.registry import path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, is_explained, report_engine_keys, without_engine_keys
 from cepo.config.other_programs import translation_of
 from cepo.config.paths import located
-from cepo.config.schema import RunConfig, RunSettings, TrainerConfig
+from cepo.config.schema import AlgorithmConfig, RunConfig, RunSettings, TrainerConfig
 from cepo.config.sources import Origins, Source, read_arguments
-from cepo.config.unknown_keys import require_known_keys
+from cepo.config.unknown_keys import UnknownKeysError, require_known_keys
 from cepo.config.worker_schema import WorkerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.files.trees import Fields, Tree, is_dict, is_mapping, texts_of, with_texts
@@ -27,7 +27,7 @@ from cepo.losses.registry import SHARED as SHARED_BY_LOSSES
 from cepo.losses.registry import loss_presets_of, own_loss_fields
 from cepo.losses.registry import section_of as loss_section
 from cepo.sections.declaring import fields_of
-from cepo.sections.reader import default_tree, merged_trees
+from cepo.sections.reader import SectionError, default_tree, merged_trees, read_section
 from cepo.terminal import interrupts
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,11 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     with interrupts.loading():
         _load_plugins(merged, origins)
     presets = _presets(merged, origins)
-    require_known_keys(merged, origins, accepted=EASYR1_KEYS, is_explained=is_explained)
+    try:
+        require_known_keys(merged, origins, accepted=EASYR1_KEYS, is_explained=is_explained)
+    except UnknownKeysError as error:
+        faults = _faults_of_values(_without_keys(merged, error.keys), origins)
+        raise ConfigError("\n".join([str(error), *faults])) from None
     if presets:
         merged = _merged(sources, merged_trees(defaults, presets))
     resolved = _resolved(merged, origins)
@@ -78,6 +82,33 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     run = _read_run(tree, origins)
     report_engine_keys(without_effect, origins)
     return dataclasses.replace(run, from_environment=_environment_references(merged))
+
+
+def _faults_of_values(merged: Tree, origins: Origins) -> list[str]:
+    """Returns what is wrong with values that a source sets, for an error that has another cause too.
+
+    Missing values are left out: the unknown key may be the misspelt name of what is missing.
+    """
+    try:
+        tree, _ = without_engine_keys(_resolved(merged, origins), origins)
+        algorithm = {key: value for key, value in tree["algorithm"].items() if key in fields_of(AlgorithmConfig)}
+        read_section(RunSettings, tree | {"algorithm": algorithm}, texts=origins.arguments)
+    except SectionError as error:
+        set_faults = [fault for fault in error.faults if fault.key.split("[")[0] in origins.places]
+        return [str(origins.error(fault.key, fault.message)) for fault in set_faults]
+    except ConfigError:
+        return []
+    return []
+
+
+def _without_keys(tree: Fields, keys: Collection[str], path: str = "") -> Tree:
+    """Returns nested data without what stands at these dotted keys."""
+    result: Tree = {}
+    for name, value in tree.items():
+        key = f"{path}{name}"
+        if key not in keys:
+            result[name] = _without_keys(value, keys, f"{key}.") if is_mapping(value) else value
+    return result
 
 
 def _fit_optimizer_batch(tree: Tree, origins: Origins) -> None:

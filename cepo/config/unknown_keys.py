@@ -111,6 +111,18 @@ class KnownKeys:
         return f"Known {where}: {listed or '(none)'}{more}."
 
 
+class UnknownKeysError(ConfigError):
+    """Keys of a configuration are no settings.
+
+    Attributes:
+        keys: those keys, dotted, in the order of their sources.
+    """
+
+    def __init__(self, message: str, keys: Sequence[str]) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
 def _joined(section: str, name: str) -> str:
     return f"{section}.{name}" if section else name
 
@@ -123,22 +135,23 @@ def _is_misspelt(name: str, near: str) -> bool:
 def require_known_keys(
     tree: Fields, origins: Origins, *, accepted: Iterable[str], is_explained: Callable[[str], bool]
 ) -> None:
-    """Raises `ConfigError` if keys are unknown, with all of them in the order of their sources.
+    """Raises `UnknownKeysError` if keys are unknown, with all of them in the order of their sources.
 
     `accepted` and `is_explained` are those of `KnownKeys`.
     """
     known = KnownKeys([setting.key for setting in all_settings()], list(accepted), is_explained)
     order = {key: number for number, key in enumerate(origins.places)}
     unknown = sorted(known.unknown_in(tree), key=lambda item: order.get(item[0], 0))
+    keys = [key for key, _ in unknown]
     explanations: list[str] = []
     for key, value in unknown:
         place = origins.place_of(key)
         beginning = "" if place is None else f"{place}: "
         explanations.append(f"{beginning}unknown key '{key}'. {known.explained(key, value)}")
     if len(explanations) == 1:
-        raise ConfigError(explanations[0])
+        raise UnknownKeysError(explanations[0], keys)
     if explanations:
         listed = "".join(f"\n  {explanation}" for explanation in explanations)
-        raise ConfigError(
-            f"{len(explanations)} keys are unknown:{listed}\nIn a file, a.b.c=value is written as nested keys."
+        raise UnknownKeysError(
+            f"{len(explanations)} keys are unknown:{listed}\nIn a file, a.b.c=value is written as nested keys.", keys
         )

@@ -15,6 +15,8 @@ _LossType = TypeVar("_LossType", bound="type[PolicyLoss]")
 LOSSES: Registry[PolicyLoss] = Registry(
     "worker.actor.loss_type",
     SharedLossSettings,
+    PolicyLoss,
+    decorator="register_loss",
     hint="; a loss of your own is registered by a file in trainer.plugins",
 )
 SHARED = frozenset(LOSSES.shared)
@@ -24,7 +26,8 @@ SHARED = frozenset(LOSSES.shared)
 def register_loss(name: str) -> Callable[[_LossType], _LossType]:
     """Decorates a subclass of `PolicyLoss` to register it as `worker.actor.loss_type=<name>`.
 
-    Raises `ConfigError`: another class has this name, or a field has the name of a shared setting and another type.
+    Raises `ConfigError`: another class has this name, the class does not derive from `PolicyLoss` or lacks a function, or
+    a field has the name of a shared setting and another type.
     """
     return LOSSES.register(name)
 

@@ -31,6 +31,8 @@ START_SECONDS = 60.0
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
 _MOST_REPLY_BYTES = 1 << 26
+_ROUNDING = 1e-6
+"""By how much a fraction may leave 0..1."""
 
 _Action = Literal["score", "extract", "match", "value"]
 
@@ -182,6 +184,8 @@ class RewardPool:
         self._fields: dict[str, None] = {"overall": None}  # of all scores so far, in the order in which they came
         self._is_closed = False
         self._has_scored = False
+        self._reported: set[str] = set()  # what a warning has named, once for all calls
+        self._report_lock = threading.Lock()
         self._num_workers = config.num_cpus
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
@@ -215,6 +219,8 @@ class RewardPool:
             is_failure = isinstance(verdict, RewardFailure)
             scores.append(dict.fromkeys(self._fields, 0.0) if is_failure else verdict)
         num_timed_out = sum(failure.timed_out for failure in failures)
+        if num_timed_out:
+            self._report_late("score")
         return RewardOutcome(
             scores=scores,
             num_raised=len(failures) - num_timed_out,
@@ -233,11 +239,44 @@ class RewardPool:
         self._has_scored = self._has_scored or failed < len(outcome.scores)
         if self._has_scored or outcome.first_failure is None:
             return
+        remedy = " Raise the limit if that is what a call takes." if outcome.num_timed_out else ""
         raise RewardError(
             f"{self.spec} failed for each of the first {failed} responses ({outcome.num_raised} raised or returned no score, "
             f"{outcome.num_timed_out} took more than worker.reward.timeout_seconds={self._timeout_seconds:g}): nothing "
-            f"can be learnt from it. The first failure:\n{outcome.first_failure.details}"
+            f"can be learnt from it.{remedy} The first failure:\n{outcome.first_failure.details}"
         )
+
+    def report_percents(self, key: str, scores: Sequence[RewardScore], threshold: float) -> None:
+        """Warns once of values of `key` outside 0..1 that are compared with a threshold within, as of 85 for 85 %.
+
+        Nearly every value in percents exceeds such a threshold, and its response counts as right.
+        """
+        if not 0 <= threshold <= 1:
+            return
+        outside = [score[key] for score in scores if not -_ROUNDING <= score[key] <= 1 + _ROUNDING]
+        if outside and self._is_first_report_of(key):
+            logger.warning(
+                f"{self.spec} returned {key}={outside[0]:g}, which is no fraction from 0 to 1; a response counts as right "
+                f"from algorithm.correct_threshold={threshold:g} on. Return a fraction, or set "
+                "algorithm.correct_threshold to a value of this scale."
+            )
+
+    def _report_late(self, action: _Action) -> None:
+        """Warns once of a function that took longer than the limit, and says how to set it."""
+        names: dict[_Action, str] = {"score": self.spec, "extract": self._answer_function or "extract_answer"}
+        name = names.get(action, "the comparison of answers")
+        if self._is_first_report_of(name):
+            logger.warning(
+                f"{name} took longer than worker.reward.timeout_seconds={self._timeout_seconds:g}. Raise the limit if that is "
+                "what a call takes. Each late call costs its time: one for several samples is repeated sample by sample, and "
+                "a sample that is late alone scores 0 (reward/num_timed_out). This warning appears once."
+            )
+
+    def _is_first_report_of(self, subject: str) -> bool:
+        with self._report_lock:  # several calls may be late at the same time
+            is_first = subject not in self._reported
+            self._reported.add(subject)
+        return is_first
 
     def extracted_answers(self, responses: Sequence[str]) -> list[str | None]:
         """Returns each response's final answer, found by `answer_function` or `extract_answer`; None if that failed."""
@@ -317,10 +356,7 @@ class RewardPool:
         if len(items) == 1:
             return [value]
         if value.timed_out:
-            logger.warning(
-                f"A call for {len(items)} rewards took more than worker.reward.timeout_seconds={self._timeout_seconds:g}; its "
-                "samples are tried one by one. Raise the limit if that is what a call takes."
-            )
+            self._report_late(action)
         verdicts: list[Any] = []
         for number, item in enumerate(items, start=first):
             verdicts += self._serve(action, number, [item])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -22,6 +23,9 @@ class Configured(Protocol):
 
 _Kind = TypeVar("_Kind")
 _Class = TypeVar("_Class", bound=type[Any])
+_NAME = re.compile(r"[\w-]+")
+"""Names are keys of sections and values of settings, so they have no dots and no spaces."""
+_INNER_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 class Registry(Generic[_Kind]):
@@ -33,24 +37,30 @@ class Registry(Generic[_Kind]):
     Attributes:
         setting: the key whose value is one of the names.
         shared: the section of settings that several classes read.
+        base: what all classes derive from.
+        decorator: the name of the function by which users register a class, for errors.
         hint: what to do if a name is unknown, for the error's end.
         classes: those registered, by name.
     """
 
-    def __init__(self, setting: str, shared: type[Any], *, hint: str = "") -> None:
+    def __init__(self, setting: str, shared: type[Any], base: type[_Kind], *, decorator: str, hint: str = "") -> None:
         self.setting = setting
         self.shared: Mapping[str, Any] = {name: field.annotation for name, field in fields_of(shared).items()}
+        self.base = base
+        self.decorator = decorator
         self.hint = hint
         self.classes: dict[str, type[_Kind]] = {}
 
     def register(self, name: str) -> Callable[[_Class], _Class]:
         """Decorates a class to register it under `name`, and turns its `Config` into a section if it is none.
 
-        Raises `ConfigError`: another class has this name, the class lacks a function that it must define, or a field has
-        the name of a shared section and another type.
+        Raises `ConfigError`: `name` is not a name, another class has it, the class does not derive from `base` or lacks a
+        function that it must define, or a field has the name of a shared section and another type.
         """
+        self._check_name(name)
 
         def add(cls: _Class) -> _Class:
+            self._check_base(name, cls)
             if name in self.classes:
                 module = self.classes[name].__module__
                 raise ConfigError(f"{self.setting} '{name}' is already registered by {module}")
@@ -68,6 +78,31 @@ class Registry(Generic[_Kind]):
             return cls
 
         return add
+
+    def _check_name(self, name: object) -> None:
+        """Raises `ConfigError` if `name` is the decorated class, as it is without parentheses, or another false name."""
+        if isinstance(name, str) and _NAME.fullmatch(name):
+            return
+        if isinstance(name, str):
+            raise ConfigError(
+                f'@{self.decorator}("{name}"): a name has letters, digits, "_" and "-" alone, and at least one of them'
+            )
+        class_name = getattr(name, "__name__", "MyClass")
+        suggested_name = _INNER_CAPITAL.sub("_", class_name).lower()
+        raise ConfigError(
+            f"@{self.decorator} needs the name under which {class_name} is registered, in parentheses. "
+            f'Write @{self.decorator}("{suggested_name}").'
+        )
+
+    def _check_base(self, name: str, decorated: object) -> None:
+        """Raises `ConfigError` for a function or a class that does not derive from the base."""
+        if isinstance(decorated, type) and issubclass(decorated, self.base):
+            return
+        decorated_name = getattr(decorated, "__qualname__", repr(decorated))
+        raise ConfigError(
+            f'@{self.decorator}("{name}"): {decorated_name} is no subclass of {self.base.__name__}. '
+            f"Write a class that derives from it, class {decorated_name}({self.base.__name__})."
+        )
 
     def _check_shared_fields(self, cls: type[Any]) -> None:
         """Raises `ConfigError` if a field has the name of a shared section, and is not a part of that section."""

@@ -146,6 +146,8 @@ class Asker:
                 "a reward function must return it for every response or for none"
             )
         decisive_key = key if num_present else "overall"
+        if decisive_key != "overall":  # the total reward may have any scale
+            self._rewards.report_percents(decisive_key, scores, self._algorithm.correct_threshold)
         return torch.tensor([score[decisive_key] >= self._algorithm.correct_threshold for score in scores])
 
     def _text(self, generation: Generation) -> str:

@@ -81,6 +81,28 @@ def test_a_fault_between_settings_names_them_and_the_way_out(arguments: str, par
         assert part in message, message
 
 
+def test_all_faults_between_settings_are_listed_together() -> None:
+    """Of two checks that read the same faulty list of data sets, the fault is listed once."""
+    message = fault(
+        "data.rollout_batch_size=10", "worker.actor.global_batch_size=3", "algorithm.adv_estimator=gae",
+        "worker.critic.global_batch_size=4", "worker.rollout.max_model_len=319", "data.image_dir=no/such",
+        "worker.reward.reward_function=[no.py,none.py]", "data.train_files='org/name,,org/other'",
+    )  # fmt: skip
+    first_line, *lines = message.splitlines()
+    assert first_line == "7 faults in the settings:"
+    expected_parts = [
+        "worker.actor.global_batch_size=3",
+        "worker.critic.global_batch_size=4",
+        "max_model_len=319",
+        "single commas",
+        "reward_function=no.py",
+        "reward_function=none.py",
+        "data.image_dir=no/such",
+    ]
+    for line, part in zip(lines, expected_parts, strict=True):
+        assert part in line
+
+
 def test_a_4_bit_base_without_bitsandbytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))

@@ -143,6 +143,42 @@ def test_a_trial_tells_what_raises_from_what_returns_no_score(
     assert "sample 0: the worker process ended with code 7" in caplog.text
 
 
+def test_a_late_function_and_its_limit_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Of two batches the first is late as a whole and by one sample, the second by one sample alone."""
+    with _pool(workers=2) as pool:
+        pool.score(_samples("good", "hang", "better", "good"))
+        pool.score(_samples("hang"))
+    assert caplog.text.count("took longer than worker.reward.timeout_seconds=1. Raise the limit") == 1
+    assert caplog.text.count("failed for 1 of") == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "threshold", "value_reported"),
+    [
+        ([1.0, 0.0, 1.0000001], 0.5, None),
+        ([0.0, 85.0, 100.0], 0.5, "accuracy=85,"),
+        ([1.0, -1.0], 0.5, "accuracy=-1,"),
+        ([0.0, 85.0], 50.0, None),
+    ],
+)
+def test_percents_against_a_fraction_are_reported_once(
+    one_worker: RewardPool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    values: list[float],
+    threshold: float,
+    value_reported: str | None,
+) -> None:
+    monkeypatch.setattr(one_worker, "_reported", set())
+    scores = [{"overall": 0.0, "accuracy": value} for value in values]
+    for _ in range(2):
+        one_worker.report_percents("accuracy", scores, threshold)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == (value_reported is not None)
+    if value_reported is not None:
+        assert value_reported in messages[0]
+
+
 def test_what_a_reward_prints_does_not_reach_the_channel(one_worker: RewardPool) -> None:
     assert one_worker.score(_samples("print")).scores == [{"overall": 5.0, "bonus": 1.0}]
 

@@ -58,7 +58,7 @@ class Circle(Kind):
 
 
 def registry() -> Registry[Kind]:
-    return Registry("drawing.shape", Shared, hint="; write your own")
+    return Registry("drawing.shape", Shared, Kind, decorator="register_shape", hint="; write your own")
 
 
 def with_circle() -> Registry[Kind]:
@@ -93,6 +93,36 @@ def test_an_unknown_name_is_an_error_with_the_nearest_and_a_hint() -> None:
 def test_a_second_class_of_a_name_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"drawing\.shape 'circle' is already registered by"):
         with_circle().register("circle")(Kind)
+
+
+def test_a_decorator_without_a_name_says_what_to_write() -> None:
+    class RoundedSquare(Kind):
+        pass
+
+    with pytest.raises(ConfigError, match=r'^@register_shape needs.*Write @register_shape\("rounded_square"\)\.$'):
+        registry().register(RoundedSquare)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a b", "ring\n"])
+def test_a_name_that_cannot_be_a_key_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r'a name has letters, digits, "_" and "-" alone'):
+        registry().register(name)
+
+
+def area(radius: float) -> float:
+    return radius * radius
+
+
+class Loose:
+    """Has settings, and does not derive from the base."""
+
+    Config = Small
+
+
+@pytest.mark.parametrize("decorated", [area, Loose, 3])
+def test_only_subclasses_of_the_base_are_registered(decorated: Any) -> None:
+    with pytest.raises(ConfigError, match=r'^@register_shape\("loose"\): .* is no subclass of Kind\.'):
+        registry().register("loose")(decorated)
 
 
 @section
