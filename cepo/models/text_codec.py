@@ -13,6 +13,10 @@ VIDEO_MARK = "<video>"
 MARKS = (IMAGE_MARK, VIDEO_MARK)
 
 
+_INCOMPLETE = "\ufffd"
+"""What a tokenizer decodes the bytes of an incomplete character to."""
+
+
 class TextCodec:
     """Encodes plain text, which never becomes a special token, and decodes tokens.
 
@@ -50,12 +54,31 @@ class TextCodec:
         )
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the text of each token, for heat maps of credit."""
-        texts: dict[int, str] = {}  # a response repeats most of its tokens
-        for token in token_ids:
-            if token not in texts:
-                texts[token] = self.decode([token], skip_special_tokens=False)
-        return [texts[token] for token in token_ids]
+        """Returns the text that each token adds, for heat maps of credit.
+
+        Of tokens that share a character, such as one of Chinese, the last has it, and the others have no text.
+        """
+        texts_alone: dict[int, str] = {}  # a response repeats most of its tokens
+        texts = [""] * len(token_ids)
+        parts: list[int] = []  # tokens whose last character is incomplete
+        for place, token in enumerate(token_ids):
+            if token not in texts_alone:
+                texts_alone[token] = self.decode([token], skip_special_tokens=False)
+            text = texts_alone[token]
+            if _INCOMPLETE not in text:
+                if parts:  # no character: an undecodable sequence of bytes
+                    texts[place - 1] = self.decode(parts, skip_special_tokens=False)
+                parts = []
+                texts[place] = text
+                continue
+            parts.append(token)
+            together = self.decode(parts, skip_special_tokens=False)
+            if _INCOMPLETE not in together:
+                texts[place] = together
+                parts = []
+        if parts:
+            texts[-1] = self.decode(parts, skip_special_tokens=False)
+        return texts
 
     def in_vocabulary(self, token_ids: list[int]) -> list[int]:
         """Returns the tokens; raises `ConfigError` if one has no row in the model's embeddings."""

@@ -48,6 +48,7 @@ def main() -> None:
 
 def _serve(setup: Tree, connection: Connection) -> None:
     from cepo.rewards.answers import answers_equal, extract_answer, states_the_same, value_key
+    from cepo.rewards.first_right_answer import tokens_past_right_answer
     from cepo.rewards.functions import load_answer_function, load_reward
 
     _limit_processor_time(setup["start_seconds"])
@@ -72,6 +73,7 @@ def _serve(setup: Tree, connection: Connection) -> None:
         "extract": lambda responses, _: [extract(response) for response in responses],
         "value": lambda answers, _: [value_key(answer) for answer in answers],
         "match": lambda pairs, _: [states_the_same(*pair) for pair in pairs],
+        "past": lambda responses, _: [tokens_past_right_answer(*response, extract) for response in responses],
     }
     while True:
         action, first, items = connection.recv()

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -16,6 +16,7 @@ from cepo.data.dataset import ProblemSet
 from cepo.metrics import Metrics, fraction, mean_of, merge_metrics, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
+from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
 from cepo.run_folder.pictures import thumbnail
 from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
@@ -51,6 +52,8 @@ class Validator:
         self._batch_size = batch_size if batch_size > 0 else len(problems)
         self._trainer = trainer
         self._contexts = contexts
+        self._processing = processing
+        self._rewards = rewards
         self._asker = Asker(worker, algorithm, contexts, processing, rewards)
         self._settings = validation_settings(worker.rollout, max_response_length)
         self._greedy = dataclasses.replace(self._settings, num_samples=1, temperature=0.0)
@@ -82,6 +85,8 @@ class Validator:
                 "val/response_length": mean_of(torch.tensor(lengths)),
                 "val/num_samples": sum_value(len(lengths)),
             }
+            if self._rewards.has_answer_function:
+                metrics |= answer_metrics(rollouts, self._processing, self._rewards)
             num_probed = min(self._trainer.leak_probe_size - first_response, len(lengths))
             if num_probed > 0:
                 metrics |= leak_metrics(rollouts, num_probed, self._contexts, backend)
@@ -111,6 +116,26 @@ class Validator:
                     **verdict,
                     "image": thumbnail(problem.images),
                 }
+
+
+def answer_metrics(rollouts: Rollouts, codec: TextCodec, rewards: RewardPool) -> Metrics:
+    """Measures how far responses go on after the first place at which the answer function finds the right answer.
+
+    `val/reached_answer`: share of responses with such a place; above `val/accuracy` if responses go on to another answer.
+    `val/tokens_past_answer`: mean number of tokens after it, over these responses, without the tokens that end a turn.
+    """
+    responses: list[tuple[Sequence[str], str]] = []
+    for row, generation in enumerate(rollouts.generations):
+        token_ids: list[int] = generation.response_ids.tolist()
+        text_ids = [token for token in token_ids if token not in codec.eos_token_ids]
+        problem = rollouts.problems[row // rollouts.group_size]
+        responses.append((codec.token_texts(text_ids), problem.ground_truth))
+    numbers = rewards.tokens_past_right_answers(responses)
+    reached = [number for number in numbers if number is not None]
+    return {
+        "val/reached_answer": fraction(len(reached), len(numbers)),
+        "val/tokens_past_answer": fraction(sum(reached), len(reached)),
+    }
 
 
 def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, backend: Backend) -> Metrics:

@@ -25,7 +25,8 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
     """Wraps the model in PEFT with a LoRA adapter whose weights are of `dtype`, drawn from `seed`.
 
     Raises:
-        ConfigError: `target_modules` and `exclude_modules` leave no layer, or a name of `target_modules` matches none.
+        ConfigError: `target_modules` and `exclude_modules` leave no layer, or a name of `target_modules` matches none, or
+            embeddings or the head.
     """
     excluded = pretrained.excluded_from_adapter(lora, model.config)
     names = target_names(lora.target_modules)
@@ -77,7 +78,7 @@ def target_names(target_modules: str) -> list[str]:
 
 
 def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | None) -> None:
-    """Raises ConfigError, which lists the model's layers, unless each name matches a layer that is not excluded.
+    """Raises ConfigError unless each name matches a layer that is not excluded, and none matches embeddings or the head.
 
     As in PEFT, which would ignore a name without a layer, a name matches paths that equal it or end with it; `excluded`
     is a regular expression for whole paths.
@@ -86,17 +87,35 @@ def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | N
     for path, module in model.named_modules():
         if not re.fullmatch(excluded or "$", path):  # "$" excludes the whole model, whose path is empty
             adaptable[path] = module
+    unsupported = _embeddings_and_head(model)
     for name in names:
-        if any(f".{path}".endswith(f".{name}") for path in adaptable):
+        paths = [path for path in adaptable if f".{path}".endswith(f".{name}")]
+        if not paths:
+            problem = f"'{name}' fits no layer of this model"
+            if excluded is not None:
+                problem += f" outside of exclude_modules '{excluded}'"
+        elif any(adaptable[path] in unsupported for path in paths):
+            problem = f"'{name}' fits {paths[0]}, and embeddings and the language head get no adapter"
+        else:
             continue
-        linear_paths = [path for path, module in adaptable.items() if isinstance(module, nn.Linear)]
-        linear_names = sorted({path.rpartition(".")[2] for path in linear_paths})
-        exclusion = "" if excluded is None else f" outside of exclude_modules '{excluded}'"
+        linear_names: set[str] = set()
+        for path, module in adaptable.items():
+            if isinstance(module, nn.Linear) and module not in unsupported:
+                linear_names.add(path.rpartition(".")[2])
+        suggestions = sorted(linear_names)
         raise ConfigError(
-            f"worker.actor.model.lora.target_modules: '{name}' fits no layer of this model{exclusion}."
-            f"{did_you_mean(name, linear_names)} Its linear layers: {', '.join(linear_names)}; "
-            f"{ALL_LINEAR} takes all of them"
+            f"worker.actor.model.lora.target_modules: {problem}.{did_you_mean(name, suggestions)} Its linear layers: "
+            f"{', '.join(suggestions)}; {ALL_LINEAR} takes all of them"
         )
+
+
+def _embeddings_and_head(model: Any) -> set[nn.Module]:
+    """Returns the modules whose weights many models tie, so that adapters on them would part what is one weight."""
+    modules: set[nn.Module] = set()
+    for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if part is not None:
+            modules.update(part.modules())
+    return modules
 
 
 def fuse_adapters(model: nn.Module) -> int:

@@ -13,12 +13,21 @@ from cepo.workers.adapters import FusedLoraLinear, fuse_adapters, require_target
 
 
 class _Model(nn.Module):
-    """Two layers of a language model beside a vision tower."""
+    """Layers of a language model beside a vision tower, with a head that is tied to the embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
         self.visual = nn.ModuleDict({"qkv": nn.Linear(2, 2), "q_proj": nn.Linear(2, 2)})
+        self.embed_tokens = nn.Embedding(5, 2)
+        self.lm_head = nn.Linear(2, 5, bias=False)
+        self.lm_head.weight = self.embed_tokens.weight
         self.layers = nn.ModuleList([nn.ModuleDict({"q_proj": nn.Linear(2, 2), "norm": nn.LayerNorm(2)})])
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        return self.lm_head
 
 
 def test_names_are_separated_by_commas_and_all_linear_is_none() -> None:
@@ -46,6 +55,18 @@ def test_names_and_ends_of_paths_fit(names: list[str]) -> None:
 def test_a_name_that_fits_nothing_is_refused_with_the_layers(name: str, excluded: str | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         require_targets(_Model(), ["q_proj", name], excluded=excluded)
+
+
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_head_or_embeddings_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' fits {name}, and .* no adapter.* linear layers: q_proj, qkv;"):
+        require_targets(_Model(), ["q_proj", name], excluded=None)
+    require_targets(_Model(), ["q_proj"], excluded=None)
+
+
+def test_an_excluded_head_is_not_adapted_and_not_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'lm_head' fits no layer .* outside of exclude_modules 'lm_head'"):
+        require_targets(_Model(), ["lm_head"], excluded="lm_head")
 
 
 SIZES = (24, 40)

@@ -1,0 +1,62 @@
+"""How many tokens follow the first place of a response at which its answer would have been right."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cepo.config.worker_schema import RewardConfig
+from cepo.rewards.extraction import extract_answer
+from cepo.rewards.first_right_answer import tokens_past_right_answer
+from cepo.rewards.pool import RewardPool
+
+
+def last_number(response: str) -> str | None:
+    numbers = re.findall(r"-?\d+(?:[.,]\d+)*", response)
+    return numbers[-1] if numbers else None
+
+
+@pytest.mark.parametrize(
+    ("texts", "truth", "expected"),
+    [
+        (["6", " +", " ", "8", " =", " ", "1", "4", " cards", "."], "14", 2),
+        (["6", " +", " ", "8", " =", " ", "1", "4"], "14", 0),
+        (["1", "4", ",", " and", " then", " 3"], "14", 4),
+        (["the", " 1", "4", "s"], "14", 0),  # 14 does not stand alone before "s"
+        (["1", "4", ".", "5"], "14", None),
+        (["1", "4", ".", "So", " 3"], "14", 1),  # as 14.5 is one number, 14.So is one word
+        (["1", "4", ",0", "0", "0", " x"], "14", None),
+        (["1", "4", ",0", "0", "0", " x"], "1", None),
+        (["1", "2", " -", " ", "1"], "1", 0),  # the 1 of 12 is no answer
+        (["1", "4", " -", " ", "1", "4", " =", " 0"], "14", 6),
+        (["", "1", "", "4", "。", "7"], "14", 2),
+        (["no", " number"], "14", None),
+        ([], "14", None),
+    ],
+)
+def test_tokens_after_the_first_right_place_are_counted(texts: list[str], truth: str, expected: int | None) -> None:
+    assert tokens_past_right_answer(texts, truth, last_number) == expected
+
+
+def test_an_answer_in_a_box_is_right_where_the_box_closes() -> None:
+    texts = ["\\boxed", "{", "0", ".", "5", "}", " is", " it"]
+    assert tokens_past_right_answer(texts, r"\frac{1}{2}", extract_answer) == 2
+
+
+@pytest.mark.heavy
+def test_a_pool_counts_by_its_answer_function() -> None:
+    """Of three responses to 14, the second is right nowhere and the third breaks the answer function: both have None."""
+    config = RewardConfig(answer_function=f"{__file__}:fragile_number")
+    with RewardPool(config) as pool:
+        assert pool.has_answer_function
+        responses = [(["1", "4", " apples"], "14"), (["1", "5"], "14"), (["broken", " ", "1", "4"], "14")]
+        assert pool.tokens_past_right_answers(responses) == [1, None, None]
+    with RewardPool(RewardConfig()) as pool:
+        assert not pool.has_answer_function
+
+
+def fragile_number(response: str) -> str | None:
+    if response.startswith("broken"):
+        raise ValueError(response)
+    return last_number(response)
