@@ -66,6 +66,16 @@ def headers() -> Path:
     return Path(found.origin).parent / "backends" / "nvidia" / "include"
 
 
+def libraries_of_cute(library: Path) -> dict[str, str]:
+    """Returns the variable that puts the hollow GPU before the runtime of CuTe (`hollow/cute.c`); none without CuTe."""
+    package = find_spec("nvidia_cutlass_dsl")
+    if package is None or package.submodule_search_locations is None:
+        return {}
+    (folder,) = package.submodule_search_locations
+    runtime = Path(folder) / "cu13" / "lib" / "libcute_dsl_runtime.so"
+    return {"CUTE_DSL_LIBS": os.pathsep.join([str(library), str(runtime)])}
+
+
 def build_library(folder: Path) -> Path:
     """Compiles the hollow GPU into `folder`, under the names of the driver's two libraries, and returns its path."""
     library = folder / "libcuda.so.1"
@@ -80,22 +90,27 @@ def environment(library: Path, card: Card, count: int, cache: Path) -> dict[str,
     """Returns the environment of a process that sees `count` cards, with empty caches for compiled kernels."""
     folder = str(library.parent)
     found = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return found | {
-        # Without nvcc, whatever this machine has, as on most rented ones.
-        "CUDA_HOME": str(cache / "no-cuda"),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/bin", "/bin"]),
-        "CEPO_DRY_CARD": card.described(count),
-        "LD_LIBRARY_PATH": folder,
-        "LD_PRELOAD": str(library),
-        "TRITON_LIBCUDA_PATH": folder,
-        "TRITON_CACHE_DIR": str(cache / "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "VLLM_CACHE_ROOT": str(cache / "vllm"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    return (
+        found
+        | libraries_of_cute(library)
+        | {
+            # Without nvcc, whatever this machine has, as on most rented ones.
+            "CUDA_HOME": str(cache / "no-cuda"),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/bin", "/bin"]),
+            "CEPO_DRY_CARD": card.described(count),
+            "LD_LIBRARY_PATH": folder,
+            "LD_PRELOAD": str(library),
+            "TRITON_LIBCUDA_PATH": folder,
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "VLLM_CACHE_ROOT": str(cache / "vllm"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            # The tests' tiny checkpoints are used too.
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        }
+    )
 
 
 MARK = "gpu_dry: "

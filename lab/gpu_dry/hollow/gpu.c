@@ -63,10 +63,28 @@ SUCCEEDS(cuFuncSetAttribute);
 SUCCEEDS(cuFuncSetCacheConfig);
 SUCCEEDS(cuLaunchKernel);
 SUCCEEDS(cuLaunchKernelEx);
-FAILS(cuGetProcAddress_v2);
+FAILS(cuGetExportTable);
 FAILS(cuOccupancyMaxActiveClusters);
 SUCCEEDS(cuTensorMapEncodeIm2col);
 SUCCEEDS(cuTensorMapEncodeTiled);
+
+/* The function of a name in this library. If the driver has several versions of it, the hollow GPU has one of them. */
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status) {
+    static const char *const endings[] = {"_v2", ""};
+    Dl_info place;
+    dladdr((void *)cuGetProcAddress_v2, &place);
+    void *library = dlopen(place.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    *function = NULL;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings && *function == NULL; i++) {
+        char versioned[128];
+        snprintf(versioned, sizeof versioned, "%s%s", name, endings[i]);
+        *function = dlsym(library, versioned);
+    }
+    int is_missing = *function == NULL;
+    if (status != NULL) *status = is_missing ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND : CU_GET_PROC_ADDRESS_SUCCESS;
+    return is_missing ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}
 
 CUresult cuDriverGetVersion(int *version) { return *version = 13000, CUDA_SUCCESS; }
 CUresult cuDeviceGetCount(int *count) { return *count = card.count, CUDA_SUCCESS; }
@@ -131,7 +149,6 @@ int nvmlDeviceGetP2PStatus(void *one, void *other, int index, int *status) { ret
 SUCCEEDS(cudaGetLastError);
 SUCCEEDS(cudaPeekAtLastError);
 SUCCEEDS(cudaDeviceSynchronize);
-SUCCEEDS(cudaFuncSetAttribute);
 SUCCEEDS(cudaLaunchKernel);
 SUCCEEDS(cudaLaunchKernelExC);
 SUCCEEDS(cudaThreadExchangeStreamCaptureMode);
@@ -187,6 +204,11 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
     *function = found != NULL ? found : (void *)hollow_failure;
     if (status != NULL) *status = cudaDriverEntryPointSuccess;
     return cudaSuccess;
+}
+/* A kernel may not be given more shared memory than the card has. */
+cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute which, int value) {
+    int is_too_large = which == cudaFuncAttributeMaxDynamicSharedMemorySize && value > (int)card.shared;
+    return is_too_large ? cudaErrorInvalidValue : cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *function) {
     memset(found, 0, sizeof *found);
