@@ -9,5 +9,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
 # A local index or folder of wheels may hold CPU builds under the same version.
 unset PIP_FIND_LINKS PIP_EXTRA_INDEX_URL
-PIP_CONFIG_FILE=/dev/null ensure_environment gpu
+# dev has bitsandbytes for QLoRA, and what the processors of InternVL and SmolVLM need.
+PIP_CONFIG_FILE=/dev/null ensure_environment gpu,dev
 exec "$CEPO_PYTHON" -m lab.gpu_dry "$@"

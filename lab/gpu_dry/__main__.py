@@ -3,6 +3,7 @@
     python -m lab.gpu_dry                      # everything: about an hour on 2 cores
     python -m lab.gpu_dry --only attention     # one part, of PARTS
     python -m lab.gpu_dry --card B200          # one card
+    python -m lab.gpu_dry --what "all weights" # checks whose words contain these
 
 Each check is a process of its own that sees a card which computes nothing (`hollow/`). docs/gpu-dry.md says what
 that can show. The record goes to lab/results/gpu_dry.json; each check replaces its own row there.
@@ -30,7 +31,7 @@ from lab.gpu_dry.step import CASES
 from lab.support.machine import ROOT, machine_record
 from lab.support.tables import RESULTS, table
 
-PARTS = ("engine", "options", "memory", "attention", "head", "step")
+PARTS = ("engine", "evaluation", "options", "memory", "attention", "head", "step")
 PAGE = ROOT / "docs" / "gpu-dry.md"
 SECONDS = 900
 """The time limit of one check."""
@@ -45,7 +46,8 @@ class Check:
         part: the module of `lab.gpu_dry` that it runs.
         what: what it checks, in words.
         arguments: of the module.
-        count: number of cards that it sees.
+        count: number of cards that a process sees.
+        ranks: number of processes, each with a card of its own.
     """
 
     part: str
@@ -53,27 +55,23 @@ class Check:
     card: str
     arguments: tuple[str, ...]
     count: int = 1
+    ranks: int = 1
 
     @property
     def name(self) -> tuple[str, str, str]:
         """The check's part, cards and words in the record."""
-        return self.part, f"{self.count} x {self.card}" if self.count > 1 else self.card, self.what
+        num_cards = self.count * self.ranks
+        return self.part, f"{num_cards} x {self.card}" if num_cards > 1 else self.card, self.what
 
 
 def checks() -> Iterator[Check]:
     """Yields every check."""
-    for card in CARDS:
-        for weights, words in (("adapter", "adapter"), ("full", "all weights")):
-            arguments = ("qwen3-vl-2b", weights)
-            yield Check(part="engine", what=f"2b, {words}", card=card, arguments=arguments)
-    for card in CARDS:
-        yield Check(part="options", what="2b", card=card, arguments=("qwen3-vl-2b", "1", "1", "sleep"))
-    awake = ("qwen3-vl-2b", "2", "2", "awake")
-    yield Check(part="options", what="2b, 2 devices share an engine", card="H100", arguments=awake, count=2)
-    asleep = ("qwen3-vl-4b", "8", "1", "sleep")
-    yield Check(part="options", what="4b, 8 engines that sleep", card="H100", arguments=asleep, count=8)
-    for case in MEMORY_CASES:
-        yield Check(part="memory", what=case, card="H100", arguments=(case,))
+    yield from engine_checks()
+    yield Check(part="evaluation", what="small model", card="H100", arguments=())
+    yield from option_checks()
+    for name, case in MEMORY_CASES.items():
+        for card in case.cards:
+            yield Check(part="memory", what=name, card=card, arguments=(name,))
     for card in CARDS:
         for size, dtype in (("2b", "bfloat16"), ("2b", "float32"), ("4b", "bfloat16")):
             arguments = (f"qwen3-vl-{size}", dtype)
@@ -81,8 +79,33 @@ def checks() -> Iterator[Check]:
     for card in CARDS:
         for dtype in ("bfloat16", "float32"):
             yield Check(part="head", what=dtype, card=card, arguments=("qwen3-vl-2b", dtype))
-    for case in CASES:
-        yield Check(part="step", what=case, card="H100", arguments=(case,))
+    for name in CASES:
+        yield Check(part="step", what=name, card="H100", arguments=(name,))
+
+
+def engine_checks() -> Iterator[Check]:
+    for card in CARDS:
+        for weights, words in (("adapter", "adapter"), ("full", "all weights")):
+            arguments = ("qwen3-vl-2b", weights)
+            yield Check(part="engine", what=f"2b, {words}", card=card, arguments=arguments)
+    for name, words in (("internvl3-2b", "InternVL3 2b"), ("smolvlm2-2.2b", "SmolVLM2 2.2b")):
+        yield Check(part="engine", what=f"{words}, adapter", card="H100", arguments=(name, "adapter"))
+    for weights, words in (("adapter", "adapter"), ("full", "all weights")):
+        arguments = ("qwen3-vl-2b", weights, "2", "2")
+        yield Check(part="engine", what=f"2b, {words}, 2 ranks share it", card="H100", arguments=arguments, ranks=2)
+    apart = ("qwen3-vl-2b", "adapter", "2", "1")
+    yield Check(part="engine", what="2b, adapter, 2 ranks with one each", card="H100", arguments=apart, ranks=2)
+    eight = ("micro", "full", "8", "2")
+    yield Check(part="engine", what="micro, all weights, 8 ranks, 2 share one", card="H100", arguments=eight, ranks=8)
+
+
+def option_checks() -> Iterator[Check]:
+    for card in CARDS:
+        yield Check(part="options", what="2b", card=card, arguments=("qwen3-vl-2b", "1", "1", "sleep"))
+    awake = ("qwen3-vl-2b", "2", "2", "awake")
+    yield Check(part="options", what="2b, 2 devices share an engine", card="H100", arguments=awake, count=2)
+    asleep = ("qwen3-vl-4b", "8", "1", "sleep")
+    yield Check(part="options", what="4b, 8 engines that sleep", card="H100", arguments=asleep, count=8)
 
 
 def outcome(check: Check, library: Path, cache: Path) -> dict[str, Any]:
@@ -110,6 +133,12 @@ def outcome(check: Check, library: Path, cache: Path) -> dict[str, Any]:
     return {**names, **found, "seconds": seconds, "commit": commit()}
 
 
+def is_asked(check: Check, options: argparse.Namespace) -> bool:
+    has_part = options.only in (None, check.part)
+    has_card = options.card in (None, check.card)
+    return has_part and has_card and options.what in check.what
+
+
 def page_table(rows: list[dict[str, Any]]) -> str:
     """Returns the record's table, as docs/gpu-dry.md has it, with a row for each check that the record lacks."""
     recorded = {(row["part"], row["card"], row["what"]): row for row in rows}
@@ -124,18 +153,21 @@ def page_table(rows: list[dict[str, Any]]) -> str:
 
 
 def commit() -> str:
-    """Returns the commit of this checkout, marked if files differ from it."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    """Returns the commit of this checkout, marked if other files than the record differ from it."""
+    described = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True, check=False)
+    written = [":!docs/gpu-dry.md", ":!lab/results"]
+    differs = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".", *written], check=False).returncode != 0
+    return (described.stdout.strip() or "unknown") + ("-dirty" if differs else "")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--card", choices=CARDS)
+    parser.add_argument("--what", default="", help="a part of the check's words")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_dry.json")
     options = parser.parse_args()
-    asked = [each for each in checks() if options.only in (None, each.part) and options.card in (None, each.card)]
+    asked = [check for check in checks() if is_asked(check, options)]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         library = build_library(Path(name))
@@ -151,7 +183,6 @@ def main() -> int:
             write(row, options.out)
     if options.out == RESULTS / "gpu_dry.json":
         write_page(json.loads(options.out.read_text(encoding="utf-8"))["checks"])
-    print(f"\n{page_table(rows)}")
     return 0 if all(row["ok"] for row in rows) else 1
 
 

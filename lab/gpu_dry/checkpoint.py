@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.gpu_dry.published import PUBLISHED, write_published
 from lab.support.shapes import SHAPES, full_length_tokenizer, model_config
 
 
@@ -16,3 +17,11 @@ def write_configuration(shape: str, folder: Path) -> None:
     config.architectures = ["Qwen3VLForConditionalGeneration"]
     config.save_pretrained(folder)
     build_processor(full_length_tokenizer(sizes)).save_pretrained(folder)
+
+
+def write_model(name: str, folder: Path) -> None:
+    """Writes the checkpoint folder of a model of `SHAPES` or `PUBLISHED`, without weights."""
+    if name in PUBLISHED:
+        write_published(name, folder)
+    else:
+        write_configuration(name, folder)

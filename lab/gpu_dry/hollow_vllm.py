@@ -1,8 +1,12 @@
-"""Stands in for what vLLM reads from a GPU that computes nothing: copies by the runtime's own handle, and sampled tokens."""
+"""Stands in for what vLLM reads from a GPU that computes nothing: copies by the runtime's own handle, and sampled tokens.
+
+Groups of several ranks on cards are of torch's backend "fake" in place of NCCL.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 import torch
@@ -27,8 +31,11 @@ class _HostCopies:
 def stand_in() -> None:
     """Replaces them in this process, for vLLM's V2 model runner."""
     import vllm.device_allocator.cumem as sleeping
+    from vllm.platforms import current_platform
     from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
+    os.environ["VLLM_DISABLE_PYNCCL"] = "1"
+    type(current_platform).dist_backend = "fake"
     sleeping.libcudart = _HostCopies()
     plain_output = AsyncOutput.get_output
 

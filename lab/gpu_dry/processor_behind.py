@@ -46,8 +46,8 @@ class ProcessorBehind(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)  # torch itself asks for shapes alone
-        if any(kind is not Tensor and kind is not torch.nn.Parameter for kind in types):
-            return NotImplemented
+        if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
+            return NotImplemented  # DTensor calls again with the tensors that it holds
         asked = kwargs.get("device")
         device = torch.device(asked) if asked is not None else None
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -62,14 +62,17 @@ class ProcessorBehind(TorchDispatchMode):
         place = device if device is not None else cuda
         if func.namespace == "c10d":
             return self._communicated(func, args, kwargs, place)
-        shapes = self._shapes(func, args, kwargs)
-        return self._computed(func, args, kwargs, place, shapes)
+        return self._operated(func, args, kwargs, place)
+
+    def _operated(self, func: Any, args: Any, kwargs: Any, place: torch.device | None) -> Any:
+        self._shapes(func, args, kwargs)  # raises if the devices are mixed
+        return self._computed(func, args, kwargs, place)
 
     def _communicated(self, func: Any, args: Any, kwargs: Any, place: torch.device | None) -> Any:
         devices = {leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         if len(devices) > 1:
             raise RuntimeError(f"{func}: tensors of one collective operation are on {devices}")
-        return self._computed(func, args, kwargs, place, None)
+        return self._computed(func, args, kwargs, place)
 
     def _shapes(self, func: Any, args: Any, kwargs: Any) -> Shapes | None:
         """Returns the operation's result without values; None if its shape depends on values.
@@ -93,7 +96,7 @@ class ProcessorBehind(TorchDispatchMode):
             return None  # no operand was at fault before
         return Shapes(operands, result)
 
-    def _computed(self, func: Any, args: Any, kwargs: Any, device: torch.device | None, shapes: Shapes | None) -> Any:
+    def _computed(self, func: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
         """Returns the operation's result, computed on the processor and on `device`."""
         here: dict[int, Tensor] = {}
 

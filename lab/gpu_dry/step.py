@@ -13,10 +13,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,93 +26,198 @@ from torch import Tensor
 from lab.gpu_dry.cards import report
 from lab.gpu_dry.processor_behind import ProcessorBehind
 from lab.support.machine import ROOT
-from lab.support.rows import HINT_TOKENS, build_rows, optimizer_batch
+from lab.support.rows import build_rows, optimizer_batch
 from lab.support.shapes import MICRO, write_checkpoint
 
-CASES: dict[str, dict[str, Any]] = {
-    "adapter, packed rows": {"model.lora.rank": 4},
-    "adapter, padded rows": {"model.lora.rank": 4, "padding_free": "false", "dynamic_batching": "false"},
-    "adapter, bf16": {"model.lora.rank": 4, "fsdp.mp_param_dtype": "bf16"},
-    "adapter, phases offloaded": {
-        "model.lora.rank": 4,
-        "offload.offload_params": "true",
-        "offload.offload_optimizer": "true",
-    },
-    "all weights": {"model.lora.rank": 0, "model.freeze_vision_tower": "false"},
-    "all weights, FSDP offloads": {"model.lora.rank": 0, "fsdp.enable_cpu_offload": "true"},
+if TYPE_CHECKING:
+    from cepo.data.batch import ScoringRow
+    from cepo.models.processing import Processing
+
+
+class Case(NamedTuple):
+    """A model that is scored and updated.
+
+    Attributes:
+        settings: of `worker.actor`.
+        teacher: the weights that score as the teacher.
+        family: a tiny checkpoint of the tests; without a name, a small Qwen3-VL.
+        resumes: whether the model is saved after two steps, restored into another one, and continued.
+        trains_critic: whether a critic is updated in place of the policy.
+    """
+
+    settings: dict[str, Any]
+    teacher: str = "actor"
+    family: str = ""
+    resumes: bool = False
+    trains_critic: bool = False
+
+
+BF16 = {"fsdp.mp_param_dtype": "bf16"}
+STORED_IN_BF16 = BF16 | {"fsdp.torch_dtype": "bf16", "optim.strategy": "adamw_bf16"}
+OFFLOADED = {"offload.offload_params": "true", "offload.offload_optimizer": "true"}
+ADAPTER = {"model.lora.rank": 4}
+FULL = {"model.lora.rank": 0}
+CASES = {
+    "adapter, packed rows": Case(ADAPTER, teacher="reference"),
+    "adapter, padded rows": Case(ADAPTER | {"padding_free": "false", "dynamic_batching": "false"}),
+    "adapter, bf16": Case(ADAPTER | BF16),
+    "adapter, phases offloaded": Case(ADAPTER | OFFLOADED, teacher="ema"),
+    "all weights": Case(FULL | {"model.freeze_vision_tower": "false"}, teacher="snapshot"),
+    "all weights, FSDP offloads": Case(FULL | {"fsdp.enable_cpu_offload": "true"}),
+    "adapter, bf16, resumed": Case(ADAPTER | STORED_IN_BF16, resumes=True),
+    "all weights, bf16, resumed": Case(FULL | STORED_IN_BF16, teacher="ema", resumes=True),
+    "critic": Case(ADAPTER, trains_critic=True),
+    "InternVL, adapter": Case(ADAPTER, family="internvl"),
+    "SmolVLM, adapter": Case(ADAPTER, family="smolvlm"),
 }
-TEACHERS = {"adapter, packed rows": "reference", "adapter, phases offloaded": "ema", "all weights": "snapshot"}
 LIMITS = {"fp32": 1e-4, "bf16": 0.1}
-"""Largest accepted gap in nats between the log-probs with and without the hollow GPU."""
+"""Largest accepted gap in nats (of a critic: in its unit) between the results with and without the hollow GPU."""
 VIEW = "correct"
+STEPS = 2
 
 
-def build(case: str, folder: Path) -> Any:
-    """Returns the actor of the case on this process's device."""
+def write_model(case: Case, folder: Path) -> Path:
+    if not case.family:
+        return write_checkpoint(MICRO, folder, dtype="bfloat16")
+    import tiny_checkpoints
+
+    return tiny_checkpoints.write_checkpoint(case.family, folder)
+
+
+def rows_of(case: Case, folder: Path) -> tuple[list[ScoringRow], list[ScoringRow]]:
+    """Returns rows under the prompt alone, and the same under a teacher's context."""
+    from cepo.data.batch import OWN_VIEW
+    from cepo.models.processing import Processing
+
+    processing = Processing(str(folder))
+    if case.family:
+        views = tiled_rows(processing)
+    else:
+        views = build_rows(MICRO, processing, groups=2, group_size=2, contexts=2, prompt=MICRO.prompt_tokens)
+    numbered: list[list[ScoringRow]] = []
+    for rows, view in zip(views, (OWN_VIEW, VIEW), strict=True):
+        numbered.append([dataclasses.replace(row, row=index, view=view) for index, row in enumerate(rows)])
+    own, teacher = numbered
+    return own, teacher
+
+
+def tiled_rows(processing: Processing) -> list[list[ScoringRow]]:
+    """Returns rows of two prompts with an image of several tiles each, under two contexts."""
+    from PIL import Image
+
+    from cepo.data.batch import ScoringRow, token_array
+
+    views: list[list[ScoringRow]] = [[], []]
+    for colour in ("grey", "white"):
+        images = processing.load_images([Image.new("RGB", (112, 56), colour)])
+        for rows, text in zip(views, ("Count.", "Count. The answer is 7."), strict=True):
+            context = processing.encode(f"<image>\n{text}", images)
+            for length in (9, 30):
+                rows.append(ScoringRow(context=context, response_ids=token_array(range(40, 40 + length))))
+    return views
+
+
+def build(case: Case, folder: Path, rows: Sequence[ScoringRow]) -> Any:
+    """Returns the actor or critic of the case on this process's device."""
     from cepo.algorithms.settings import TeacherConfig
     from cepo.config import load_config
     from cepo.losses.objective import ObjectiveSettings
     from cepo.models.processing import Processing
     from cepo.workers.actor import Actor
+    from cepo.workers.critic import Critic
 
-    settings = {"model.model_path": folder, "model.enable_gradient_checkpointing": "true", **CASES[case]}
+    settings = {"model.model_path": folder, "model.enable_gradient_checkpointing": "true", **case.settings}
     arguments = [f"worker.actor.{name}={value}" for name, value in settings.items()]
     config = load_config([f"config={ROOT / 'configs' / 'microgeo' / 'base.yaml'}", *arguments])
+    processing = Processing(str(folder))
+    common: Any = {"total_steps": 2 * STEPS, "seed": 1, "longest_row": max(row.num_tokens for row in rows)}
+    if case.trains_critic:
+        return Critic(config.worker.resolved_critic, processing, **common)
     return Actor(
         config.worker.actor,
-        Processing(str(folder)),
+        processing,
         temperature=0.9,
-        teacher=TeacherConfig(source=TEACHERS.get(case, "actor")),  # pyright: ignore[reportArgumentType]
+        teacher=TeacherConfig(source=case.teacher),  # pyright: ignore[reportArgumentType]
         objective_settings=ObjectiveSettings(kl_coefficient=0.01),
         with_reference=True,
-        total_steps=4,
-        seed=1,
-        longest_row=MICRO.prompt_tokens + HINT_TOKENS + MICRO.longest,
+        **common,
     )
 
 
-def run(case: str) -> dict[str, Any]:
+def run(name: str) -> dict[str, Any]:
     """Takes two steps as the trainer does, with every kind of pass, and returns what they found."""
-    from cepo.data.batch import OWN_VIEW
-    from cepo.models.processing import Processing
+    case = CASES[name]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_model(case, Path(scratch) / "model")
+        own, teacher = rows_of(case, folder)
+        model = build(case, folder, [*own, *teacher])
+        found: dict[str, Any] = {"values": [], "grad_norm": [], "packed": model.passes.packed}
+        take_step = critic_step if case.trains_critic else actor_step
+        for step in range(STEPS):
+            take_step(model, own, teacher, step, found)
+        if case.resumes:
+            restored = build(case, folder, [*own, *teacher])
+            found["restored"] = restore(model, restored, Path(scratch) / "checkpoint")
+            resumed: dict[str, Any] = {"values": [], "grad_norm": []}
+            take_step(model, own, teacher, STEPS, found)
+            take_step(restored, own, teacher, STEPS, resumed)
+            found["continues"] = found["values"][-1] == resumed["values"][-1]
+        return found
+
+
+def actor_step(actor: Any, own: list[ScoringRow], teacher: list[ScoringRow], step: int, found: dict[str, Any]) -> None:
+    """Scores as policy, teacher, reference and for entropy, updates, and reads the weights for the rollout engine."""
     from cepo.rollout.generator import FullWeights
     from cepo.types import Distillation, DivergenceConfig
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = write_checkpoint(MICRO, Path(name) / "model", dtype="bfloat16")
-        views = build_rows(
-            MICRO, Processing(str(folder)), groups=2, group_size=2, contexts=2, prompt=MICRO.prompt_tokens
-        )
-        own, teacher = (
-            [dataclasses.replace(row, row=index, view=view) for index, row in enumerate(rows)]
-            for rows, view in zip(views, (OWN_VIEW, VIEW), strict=True)
-        )
-        actor = build(case, folder)
-        found: dict[str, Any] = {"log_probs": [], "grad_norm": []}
-        for step in range(2):
-            scored = actor.score(own) + actor.score(teacher, as_teacher=True, keep_states=VIEW)
-            scored += actor.score(own, as_reference=True) + actor.score(own, result="entropy")
-            batch = optimizer_batch(own)
-            mask = batch.response_mask
-            batch = dataclasses.replace(
-                batch,
-                on_policy=False,
-                old_log_probs=padded(scored[: len(own)], mask),
-                reference_log_probs=padded(scored[2 * len(own) : 3 * len(own)], mask),
-                distillation=Distillation(
-                    divergence=DivergenceConfig(kind="jsd"), token_weight=mask.float(), view=VIEW
-                ),
-            )
-            metrics = actor.update([batch], step=step)
-            actor.finish_step(step)
-            actor.forget_gradients()
-            weights = actor.rollout_weights()
-            if isinstance(weights, FullWeights):
-                list(weights.tensors)
-            actor.rest()
-            found["log_probs"].append([value for row in scored for value in row.tolist()])
-            found["grad_norm"].append(metrics["actor/grad_norm"].value)
-        return found | {"packed": actor.passes.packed}
+    scored = actor.score(own) + actor.score(teacher, as_teacher=True, keep_states=VIEW)
+    scored += actor.score(own, as_reference=True) + actor.score(own, result="entropy")
+    batch = optimizer_batch(own)
+    mask = batch.response_mask
+    batch = dataclasses.replace(
+        batch,
+        on_policy=False,
+        old_log_probs=padded(scored[: len(own)], mask),
+        reference_log_probs=padded(scored[2 * len(own) : 3 * len(own)], mask),
+        distillation=Distillation(divergence=DivergenceConfig(kind="jsd"), token_weight=mask.float(), view=VIEW),
+    )
+    metrics = actor.update([batch], step=step)
+    actor.finish_step(step)
+    actor.forget_gradients()
+    weights = actor.rollout_weights()
+    if isinstance(weights, FullWeights):
+        list(weights.tensors)
+    actor.rest()
+    found["values"].append([value for row in scored for value in row.tolist()])
+    found["grad_norm"].append(metrics["actor/grad_norm"].value)
+
+
+def critic_step(critic: Any, own: list[ScoringRow], _: list[ScoringRow], step: int, found: dict[str, Any]) -> None:
+    """Computes values and updates."""
+    from lab.gpu_dry.memory import critic_batch
+
+    values = critic.values(own)
+    metrics = critic.update([critic_batch(own)], step=step)
+    critic.forget_gradients()
+    critic.rest()
+    found["values"].append([value for row in values for value in row.tolist()])
+    found["grad_norm"].append(metrics["critic/grad_norm"].value)
+
+
+def restore(model: Any, other: Any, folder: Path) -> int:
+    """Saves `model` and loads it into `other`; returns the number of tensors, all of which must have the same bits."""
+    from cepo.workers.checkpoint import _state, _tensors, load_state, save_state
+    from cepo.workers.distributed import whole_tensor
+
+    save_state(model, folder)
+    load_state(other, folder)
+    saved = _tensors(_state(model))
+    loaded = _tensors(_state(other))
+    assert saved.keys() == loaded.keys(), "the restored model has other tensors"
+    for name, tensor in saved.items():
+        same = torch.equal(whole_tensor(tensor).cpu(), whole_tensor(loaded[name]).cpu())
+        assert same, f"{name} differs after it was restored"
+    return len(saved)
 
 
 def padded(rows: list[Tensor], mask: Tensor) -> Tensor:
@@ -168,12 +274,17 @@ def on_processor(case: str) -> dict[str, Any]:
 def main(case: str) -> None:
     here, operations = on_hollow_gpu(case)
     there = on_processor(case)
-    pairs = zip(chain(*here["log_probs"]), chain(*there["log_probs"]), strict=True)
+    pairs = zip(chain(*here["values"]), chain(*there["values"]), strict=True)
     gap = max(abs(one - other) for one, other in pairs)
-    limit = LIMITS[CASES[case].get("fsdp.mp_param_dtype", "fp32")]
+    limit = LIMITS[CASES[case].settings.get("fsdp.mp_param_dtype", "fp32")]
+    what = "values" if CASES[case].trains_critic else "log-probs"
+    resumed = ""
+    if CASES[case].resumes:
+        resumed = f"; {here['restored']} tensors restored with the same bits, and the next step is the same"
     report(
-        ok=gap <= limit and here["packed"] == there["packed"],
-        found=f"{operations:,} operations, none mixes devices; log-probs differ from the processor's by {gap:.0e} nats",
+        ok=gap <= limit and here["packed"] == there["packed"] and here.get("continues", True),
+        found=f"{operations:,} operations, none mixes devices; {what} differ from the processor's by {gap:.0e}"
+        f"{' nats' * (what == 'log-probs')}{resumed}",
     )
 
 
