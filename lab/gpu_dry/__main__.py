@@ -35,6 +35,8 @@ PARTS = ("engine", "evaluation", "options", "memory", "attention", "head", "step
 PAGE = ROOT / "docs" / "gpu-dry.md"
 SECONDS = 900
 """The time limit of one check."""
+VARIABLES = {"memory": {"CEPO_DRY_LARGEST_COPY": str(4 << 20)}}
+"""Of a part's processes. Larger copies there are of weights without values, and would fill the host's memory."""
 LIBRARIES = ("triton", "flashinfer-python", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "ray")
 
 
@@ -112,7 +114,7 @@ def outcome(check: Check, library: Path, cache: Path) -> dict[str, Any]:
     """Runs a check and returns its row of the record."""
     begun = time.monotonic()
     command = [sys.executable, "-m", f"lab.gpu_dry.{check.part}", *check.arguments]
-    variables = environment(library, CARDS[check.card], check.count, cache)
+    variables = environment(library, CARDS[check.card], check.count, cache) | VARIABLES.get(check.part, {})
     try:
         done = subprocess.run(
             command, env=variables, capture_output=True, text=True, timeout=SECONDS, errors="replace", check=False
