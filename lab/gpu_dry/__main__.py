@@ -97,8 +97,8 @@ def engine_checks() -> Iterator[Check]:
         yield Check(part="engine", what=f"2b, {words}, 2 ranks share it", card="H100", arguments=arguments, ranks=2)
     apart = ("qwen3-vl-2b", "adapter", "2", "1")
     yield Check(part="engine", what="2b, adapter, 2 ranks with one each", card="H100", arguments=apart, ranks=2)
-    eight = ("micro", "full", "8", "2")
-    yield Check(part="engine", what="micro, all weights, 8 ranks, 2 share one", card="H100", arguments=eight, ranks=8)
+    first = ("qwen3-vl-2b", "adapter", "8", "1", "alone")
+    yield Check(part="engine", what="2b, adapter, first of 8 with one each", card="H100", arguments=first)
 
 
 def option_checks() -> Iterator[Check]:

@@ -1,10 +1,11 @@
 """Runs vLLM's CUDA build on the hollow GPU, from its start to its close, with the trainer's own generator.
 
-    python -m lab.gpu_dry.engine MODEL {adapter|full} [RANKS DEVICES]
+    python -m lab.gpu_dry.engine MODEL {adapter|full} [RANKS DEVICES [alone]]
 
 MODEL is of `SHAPES` or `PUBLISHED`. An adapter runs with CUDA graphs, all weights run eagerly. Kernels compute nothing, so
 tokens and log-probs mean nothing: `hollow_vllm` puts tokens in their place. Memory is accounted, and memory that sleeps may
-not be touched. With several RANKS, each is a process with a card, and DEVICES neighbouring ones share an engine.
+not be touched. With several RANKS, each is a process with a card, and DEVICES neighbouring ones share an engine; the
+first one may be `alone`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from lab.gpu_dry.cards import report
 from lab.gpu_dry.checkpoint import write_model
 from lab.gpu_dry.hollow_vllm import stand_in
-from lab.gpu_dry.partners import met, this_rank
+from lab.gpu_dry.partners import alone, met, this_rank
 from lab.gpu_dry.published import PUBLISHED
 from lab.support.rows import generation_requests
 from lab.support.shapes import SHAPES
@@ -214,17 +215,18 @@ def lifetime(folder: Path, model: str, weights: str, devices: int) -> Lifetime:
     return Lifetime(facts, num_responses, lengths, started, max(asleep), gib_in_use())
 
 
-def main(model: str, weights: str, ranks: str = "1", devices: str = "1") -> None:
+def main(model: str, weights: str, ranks: str = "1", devices: str = "1", *are_alone: str) -> None:
     from cepo.hardware import reserve_memory_in_growing_segments
 
     os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM is imported here before the trainer sets it
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     reserve_memory_in_growing_segments()
     stand_in()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        met("lab.gpu_dry.engine", (model, weights, ranks, devices), num_ranks=int(ranks)),
-    ):
+    if are_alone:
+        group = alone(num_ranks=int(ranks))
+    else:
+        group = met("lab.gpu_dry.engine", (model, weights, ranks, devices), num_ranks=int(ranks))
+    with tempfile.TemporaryDirectory() as folder, group:
         write_model(model, Path(folder))
         life = lifetime(Path(folder), model, weights, int(devices))
     if this_rank() == 0:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lab.gpu_dry.cards import CARDS, report
 from lab.gpu_dry.checkpoint import write_model
-from lab.gpu_dry.processor_behind import ProcessorBehind
+from lab.gpu_dry.processor_behind import ProcessorBehind, described
 from lab.gpu_dry.published import PUBLISHED
 from lab.support.machine import ROOT
 
@@ -139,17 +139,6 @@ def made(leaf: Any, operands: list[Tensor]) -> Any:
     if isinstance(leaf, Operand):
         return operands[leaf.index]
     return leaf.made() if isinstance(leaf, Allocation) else leaf
-
-
-def described(value: Any) -> object:
-    """Returns what the shapes of an operation's result depend on, as a key."""
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype, value.device
-    if isinstance(value, (list, tuple)):
-        return tuple(described(entry) for entry in value)
-    if isinstance(value, dict):
-        return tuple((name, described(entry)) for name, entry in value.items())
-    return type(value), value
 
 
 def is_large(tree: Any) -> bool:

@@ -1,7 +1,8 @@
 """Starts the processes of a check's other ranks, and lets all of them meet as the trainer's processes do.
 
 Each rank sees one card. The group's operations on host memory are gloo's and really exchanged; those on a card, which
-NCCL would do, return at once and leave their results as they are.
+NCCL would do, return at once and leave their results as they are. Where there is no memory for all processes, the first
+rank is `alone`: the others do not exist, and all operations return at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 RANK = "CEPO_DRY_RANK"
 PORT = "CEPO_DRY_PORT"
@@ -50,6 +52,27 @@ def met(module: str, arguments: Sequence[str], *, num_ranks: int) -> Iterator[No
             other.kill()
     if any(codes):
         raise RuntimeError(f"the other ranks ended with the exit codes {codes}")
+
+
+@contextmanager
+def alone(*, num_ranks: int) -> Iterator[None]:
+    """Makes this process the first of `num_ranks` on one machine, whose other ranks do not exist."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from vllm.distributed import parallel_state
+
+    os.environ |= {"RANK": "0", "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+    dist.init_process_group("cpu:fake,cuda:fake", store=FakeStore(), rank=0, world_size=num_ranks)
+    new_group = dist.new_group
+
+    def without_partners(ranks: Any = None, timeout: Any = None, backend: Any = None, **others: Any) -> Any:
+        return new_group(ranks, timeout, "fake", **others)  # a group of gloo would wait for the others
+
+    dist.new_group = without_partners
+    # vLLM counts machines by messages between the ranks.
+    parallel_state._node_count = lambda group: 1
+    yield
 
 
 def _free_port() -> int:

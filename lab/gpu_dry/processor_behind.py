@@ -31,7 +31,8 @@ class Shapes(NamedTuple):
 class ProcessorBehind(TorchDispatchMode):
     """Runs each operation on CUDA tensors on the processor, in place, since the hollow GPU's memory is the host's.
 
-    Before that, the operation runs under `FakeTensorMode`, which raises where its operands are on different devices.
+    Before that, the operation runs under `FakeTensorMode`, which raises where its operands are on different devices; once for
+    each operation with the same shapes, types and devices.
 
     Attributes:
         operations: number of operations with CUDA tensors.
@@ -41,6 +42,7 @@ class ProcessorBehind(TorchDispatchMode):
         super().__init__()
         self.operations = 0
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._checked: set[object] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -65,7 +67,10 @@ class ProcessorBehind(TorchDispatchMode):
         return self._operated(func, args, kwargs, place)
 
     def _operated(self, func: Any, args: Any, kwargs: Any, place: torch.device | None) -> Any:
-        self._shapes(func, args, kwargs)  # raises if the devices are mixed
+        key = described((func, args, kwargs))
+        if key not in self._checked:
+            self._shapes(func, args, kwargs)  # raises if the devices are mixed
+            self._checked.add(key)
         return self._computed(func, args, kwargs, place)
 
     def _communicated(self, func: Any, args: Any, kwargs: Any, place: torch.device | None) -> Any:
@@ -119,6 +124,17 @@ class ProcessorBehind(TorchDispatchMode):
         compute = ONLY_ON_GPUS.get(func, func)
         given = tree_map(to_host, args), tree_map(to_host, kwargs)
         return tree_map(back, compute(*given[0], **given[1]))
+
+
+def described(value: Any) -> object:
+    """Returns what the shapes of an operation's result depend on, as a key."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device
+    if isinstance(value, (list, tuple)):
+        return tuple(described(entry) for entry in value)
+    if isinstance(value, dict):
+        return tuple((name, described(entry)) for name, entry in value.items())
+    return type(value), value
 
 
 def same_memory(tensor: Tensor) -> Tensor:

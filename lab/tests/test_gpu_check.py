@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -17,9 +18,12 @@ import torch
 from cepo.models.processing import Processing
 from cepo.rollout.factory import MOST_BANNED_ON_GPU
 from lab.engine_check import run
-from lab.gpu_dry.__main__ import checks, page_table
+from lab.gpu_dry.__main__ import checks, is_asked, page_table
 from lab.gpu_dry.cards import CARDS, build_library, report, reported
+from lab.gpu_dry.checkpoint import write_model
 from lab.gpu_dry.kernels import loads_of_single_entries_are_safe, shared_memory
+from lab.gpu_dry.processor_behind import described
+from lab.gpu_dry.published import PUBLISHED
 from lab.support.shapes import SHAPES, full_length_tokenizer, model_config
 from lab.support.tables import RESULTS
 from lab.worlds.model import build_processor
@@ -194,6 +198,59 @@ def test_the_hollow_gpu_is_the_card_that_the_environment_names(tmp_path: Path) -
         command = [sys.executable, "-c", TOTAL_MEMORY, str(library.parent)]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout.split() == expected.split()
+
+
+LOOK_UP = """
+import ctypes, sys
+hollow = ctypes.CDLL(sys.argv[1])
+found = ctypes.c_void_p()
+names = (b"cuDeviceGetCount", b"cuMemGetAllocationGranularity", b"cuNoSuchFunction")
+codes = [hollow.cuGetProcAddress_v2(name, ctypes.byref(found), 13000, ctypes.c_uint64(0), None) for name in names]
+MOST_DYNAMIC_SHARED_MEMORY = 8
+functions = (hollow.cudaFuncSetAttribute, hollow._cudaFuncSetAttribute)
+for size in (101_376, 101_377):
+    codes += [function(None, MOST_DYNAMIC_SHARED_MEMORY, size) for function in functions]
+print(codes)
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="the hollow GPU is compiled by gcc, which is missing here")
+def test_the_hollow_driver_finds_functions_and_bounds_kernels(tmp_path: Path) -> None:
+    """An RTX 4090 has 101,376 bytes of shared memory. 500: no such function. 1: an invalid value."""
+    library = build_library(tmp_path)
+    variables = os.environ | {"CEPO_DRY_CARD": CARDS["RTX 4090"].described(1)}
+    command = [sys.executable, "-c", LOOK_UP, str(library)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == [0, 0, 500, 0, 0, 1, 1]
+
+
+def test_equal_shapes_describe_the_same_operation() -> None:
+    """Shapes, strides, types and the kinds of numbers distinguish operations; values of tensors do not."""
+    rows = torch.zeros(2, 3)
+    assert described((rows, [1, 2.0])) == described((torch.ones(2, 3), [1, 2.0]))
+    others = (torch.zeros(3, 2), torch.zeros(3, 2).T, rows.double())
+    assert all(described((rows,)) != described((other,)) for other in others)
+    assert described(1) != described(True)
+
+
+@pytest.mark.parametrize(("name", "tiles", "tokens_per_tile"), [("internvl3-2b", 3, 256), ("smolvlm2-2.2b", 9, 81)])
+def test_a_published_shapes_image_becomes_tiles(name: str, tiles: int, tokens_per_tile: int, tmp_path: Path) -> None:
+    """InternVL cuts 896 x 448 pixels into 2 tiles, SmolVLM 1536 x 768 into 4 x 2; both add the whole image."""
+    write_model(name, tmp_path)
+    processing = Processing(str(tmp_path))
+    prompt = processing.encode("<image>", processing.load_images([PUBLISHED[name].image()]))
+    image_token = processing.placeholders[0]
+    assert prompt.token_ids.count(image_token) == tiles * tokens_per_tile
+
+
+def test_words_part_and_card_select_checks() -> None:
+    def selected(**wanted: str) -> list[tuple[str, str, str]]:
+        options = argparse.Namespace(**{"only": None, "card": None, "what": "", **wanted})
+        return [check.name for check in checks() if is_asked(check, options)]
+
+    assert len(selected()) == len(set(selected()))
+    assert selected(only="engine", card="B200", what="all") == [("engine", "B200", "2b, all weights")]
+    assert ("engine", "2 x H100", "2b, adapter, 2 ranks share it") in selected(what="2 ranks")
 
 
 LOAD, STORE, BARRIER = (
