@@ -74,10 +74,10 @@ def requests_of(model: str, processing: Processing) -> list[GenerationRequest]:
     requests: list[GenerationRequest] = []
     for number in range(PROMPTS):
         prompt = processing.encode(f"<image>\n{number}", processing.load_images([image]))
-        num_tokens = len(prompt.token_ids)
-        requests.append(
-            GenerationRequest(prompt.engine_ids, num_prompt_tokens=num_tokens, images=(image,), seed=number)
+        request = GenerationRequest(
+            prompt_ids=prompt.engine_ids, num_prompt_tokens=len(prompt.token_ids), images=(image,), seed=number
         )
+        requests.append(request)
     return requests
 
 

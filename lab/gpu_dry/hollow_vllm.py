@@ -47,7 +47,7 @@ def stand_in() -> None:
                 output.logprobs_tensors.logprob_token_ids.fill_(TOKEN)
         return plain_output(output)
 
-    AsyncOutput.get_output = output_with_tokens
+    AsyncOutput.get_output = output_with_tokens  # pyright: ignore[reportAttributeAccessIssue]
     torch.unique = _unique_on_host(torch.unique)
 
 

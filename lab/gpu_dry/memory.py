@@ -206,8 +206,6 @@ def replace_kernels() -> None:
 
 def quantise(model: Any, quantization: Any) -> None:
     """Packs the language model's linear layers by bitsandbytes on the device, as `pretrained.load_model` does."""
-    import bitsandbytes
-
     from cepo.models.families import family_of
     from cepo.models.pretrained import _prepare_quantised
 
@@ -216,31 +214,35 @@ def quantise(model: Any, quantization: Any) -> None:
         tower.update(part.modules())
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is not torch.nn.Linear or layer in tower or name == "lm_head":
-                continue
-            packed = bitsandbytes.nn.Linear4bit(
-                layer.in_features,
-                layer.out_features,
-                bias=layer.bias is not None,
-                compute_dtype=quantization.bnb_4bit_compute_dtype,
-                compress_statistics=quantization.bnb_4bit_use_double_quant,
-                quant_type=quantization.bnb_4bit_quant_type,
-                quant_storage=quantization.bnb_4bit_quant_storage,
-                device="meta",
-            )
-            packed.weight = bitsandbytes.nn.Params4bit(
-                layer.weight.data,
-                requires_grad=False,
-                compress_statistics=quantization.bnb_4bit_use_double_quant,
-                quant_type=quantization.bnb_4bit_quant_type,
-                quant_storage=quantization.bnb_4bit_quant_storage,
-                module=packed,
-            ).to("cuda")
-            packed.bias = layer.bias
-            setattr(parent, name, packed)
+            if type(layer) is torch.nn.Linear and layer not in tower and name != "lm_head":
+                setattr(parent, name, packed(layer, quantization))
     model.is_loaded_in_4bit = True
     model.quantization_method = "bitsandbytes"
     _prepare_quantised(model)
+
+
+def packed(layer: torch.nn.Linear, quantization: Any) -> torch.nn.Module:
+    """Returns a layer of bitsandbytes with the weight of `layer` in 4 bits on the device."""
+    import bitsandbytes
+
+    modules: Any = bitsandbytes.nn
+    options = {
+        "compress_statistics": quantization.bnb_4bit_use_double_quant,
+        "quant_type": quantization.bnb_4bit_quant_type,
+        "quant_storage": quantization.bnb_4bit_quant_storage,
+    }
+    result = modules.Linear4bit(
+        layer.in_features,
+        layer.out_features,
+        bias=layer.bias is not None,
+        compute_dtype=quantization.bnb_4bit_compute_dtype,
+        device="meta",
+        **options,
+    )
+    weight = modules.Params4bit(layer.weight.data, requires_grad=False, module=result, **options)
+    result.weight = weight.to("cuda")
+    result.bias = layer.bias
+    return result
 
 
 def rows_of_views(name: str, processing: Processing) -> list[list[ScoringRow]]:

@@ -79,7 +79,7 @@ STEPS = 2
 def write_model(case: Case, folder: Path) -> Path:
     if not case.family:
         return write_checkpoint(MICRO, folder, dtype="bfloat16")
-    import tiny_checkpoints
+    import tiny_checkpoints  # pyright: ignore[reportMissingImports]  # in tests/
 
     return tiny_checkpoints.write_checkpoint(case.family, folder)
 
