@@ -50,24 +50,25 @@ class Case(NamedTuple):
         model: of `SHAPES` or of `PUBLISHED`.
         settings: added to those of `configs/geo3k/cepo.yaml`.
         cards: on which it is counted.
+        has_critic: whether the method is one with a critic.
     """
 
     model: str
     devices: int = 1
     settings: tuple[str, ...] = ()
     cards: tuple[str, ...] = ("H100",)
+    has_critic: bool = False
 
 
 FULL = ("worker.actor.model.lora.rank=0",)
 DORA = ("worker.actor.model.lora.use_dora=true",)
 QLORA = ("worker.actor.model.lora.quantization=nf4",)
-CRITIC = ("algorithm.adv_estimator=gae",)
 CASES = {
     "2b, adapter": Case("qwen3-vl-2b", cards=tuple(CARDS)),
     "2b, DoRA": Case("qwen3-vl-2b", settings=DORA),
     "2b, QLoRA": Case("qwen3-vl-2b", settings=QLORA, cards=("H100", "RTX 4090")),
     "2b, all weights": Case("qwen3-vl-2b", settings=FULL, cards=tuple(CARDS)),
-    "2b, adapter and critic": Case("qwen3-vl-2b", settings=CRITIC),
+    "2b, adapter and critic": Case("qwen3-vl-2b", has_critic=True),
     "4b, adapter, first of 8": Case("qwen3-vl-4b", devices=8),
     "4b, all weights, first of 8": Case("qwen3-vl-4b", devices=8, settings=FULL),
     "InternVL3 2b, adapter": Case("internvl3-2b"),
@@ -93,6 +94,10 @@ class Allocation(NamedTuple):
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
+COMPUTED = object()
+"""In place of an operation's result: it is computed."""
+
+
 class AllocatesLargeResults(ProcessorBehind):
     """Allocates the results of operations on large tensors on the device, and computes those of small ones.
 
@@ -111,18 +116,18 @@ class AllocatesLargeResults(ProcessorBehind):
         if key not in self._results:
             self._results[key] = self._result(func, args, kwargs)
         result = self._results[key]
-        if result is None:
+        if result is COMPUTED:
             return self._computed(func, args, kwargs, place)
         operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         leaves_too = (Operand, Allocation)
         return tree_map(lambda leaf: made(leaf, operands), result, is_leaf=lambda leaf: isinstance(leaf, leaves_too))
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns what the operation makes; None if it is to be computed."""
+        """Returns what the operation makes, which is nothing for many that work in place, or `COMPUTED`."""
         shapes = self._shapes(func, args, kwargs)
         needs_gpu = "scaled_dot_product" in func.name() or func.namespace == "bitsandbytes"
         if shapes is None or not (needs_gpu or is_large((args, kwargs, shapes.result))):
-            return None
+            return COMPUTED
         places = {id(fake): index for index, (fake, _) in enumerate(shapes.operands)}
 
         def noted(value: Any) -> Any:
@@ -311,7 +316,17 @@ class Peaks:
         return ", ".join(stages)
 
 
-def run(config: RunConfig, processing: Processing, model: str, peaks: Peaks) -> None:
+def with_values() -> str:
+    """Returns the setting of a method that reads a critic's values."""
+    from cepo.algorithms import available_estimators, build_estimator
+
+    for name in available_estimators():
+        if "values" in build_estimator(name).reads:
+            return f"algorithm.adv_estimator={name}"
+    raise LookupError("no method reads a critic's values")
+
+
+def run(config: RunConfig, processing: Processing, case: Case, peaks: Peaks) -> None:
     """Takes two steps with the actor and, if the method has one, with the critic, and notes the peaks."""
     from cepo.algorithms.settings import TeacherConfig
     from cepo.workers.actor import Actor
@@ -319,7 +334,7 @@ def run(config: RunConfig, processing: Processing, model: str, peaks: Peaks) -> 
     from cepo.workers.worker import objective_settings
     from lab.support.rows import optimizer_batch
 
-    own, teachers = named_rows(rows_of_views(model, processing))
+    own, teachers = named_rows(rows_of_views(case.model, processing))
     longest_row = config.data.max_prompt_length + config.data.max_response_length
     actor = Actor(
         config.worker.actor,
@@ -333,7 +348,7 @@ def run(config: RunConfig, processing: Processing, model: str, peaks: Peaks) -> 
         longest_row=longest_row,
     )
     critic = None
-    if config.algorithm.adv_estimator == "gae":
+    if case.has_critic:
         critic = Critic(config.worker.resolved_critic, processing, total_steps=STEPS, seed=1, longest_row=longest_row)
     peaks.forget()
     for step in range(STEPS):
@@ -372,8 +387,10 @@ def counted(case: Case, folder: Path) -> tuple[Peaks, Memory, str | None, str | 
     from cepo.models.processing import Processing
     from cepo.workers.memory import estimate_memory, fit
 
-    given = [f"worker.actor.model.model_path={folder}", f"trainer.n_gpus_per_node={case.devices}"]
-    config = load_config([f"config={ROOT / 'configs' / 'geo3k' / 'cepo.yaml'}", *given, *case.settings])
+    settings = [f"worker.actor.model.model_path={folder}", f"trainer.n_gpus_per_node={case.devices}", *case.settings]
+    if case.has_critic:
+        settings.append(with_values())
+    config = load_config([f"config={ROOT / 'configs' / 'geo3k' / 'cepo.yaml'}", *settings])
     memory = estimate_memory(config, with_vllm=True)
     free, total = torch.cuda.mem_get_info()
     refused, _ = fit(memory, config.worker.rollout, free=free, total=total)
@@ -381,7 +398,7 @@ def counted(case: Case, folder: Path) -> tuple[Peaks, Memory, str | None, str | 
     ended = None
     with AllocatesLargeResults() as mode:
         try:
-            run(config, Processing(str(folder)), case.model, peaks)
+            run(config, Processing(str(folder)), case, peaks)
         except torch.OutOfMemoryError as error:
             ended = str(error).partition(". ")[0]
     return peaks, memory, refused, ended, mode.operations
