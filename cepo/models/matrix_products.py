@@ -39,14 +39,14 @@ def linear(
         return functional.linear(hidden, weight, bias)
     if torch.is_grad_enabled():
         return _Linear.apply(hidden, weight, bias)  # pyright: ignore[reportReturnType]
-    return _by_onednn(hidden, weight, bias)
+    return by_onednn(hidden, weight, bias)
 
 
 def multiply(left: Float[Tensor, "n k"], weight: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
     """Computes `left @ weight` without a gradient."""
     if not _is_for_onednn(left, weight, weight.numel()):
         return left @ weight
-    return _by_onednn(left, weight.t())
+    return by_onednn(left, weight.t())
 
 
 def add_product(
@@ -55,7 +55,7 @@ def add_product(
     """Computes `residual + left @ weight` without a gradient."""
     if not _is_for_onednn(left, weight, weight.numel()):
         return torch.addmm(residual, left, weight)
-    return _by_onednn(left, weight.t()).add_(residual)
+    return by_onednn(left, weight.t()).add_(residual)
 
 
 def weight_gradient(gradient: Float[Tensor, "n out"], hidden: Float[Tensor, "n in"]) -> Float[Tensor, "out in"]:
@@ -63,7 +63,7 @@ def weight_gradient(gradient: Float[Tensor, "n out"], hidden: Float[Tensor, "n i
     num_weights = gradient.shape[1] * hidden.shape[1]
     if not _is_for_onednn(hidden, hidden, num_weights):
         return gradient.t() @ hidden
-    return _by_onednn(gradient.t(), hidden.t())
+    return by_onednn(gradient.t(), hidden.t())
 
 
 def use_fast_products(model: nn.Module) -> None:
@@ -89,8 +89,9 @@ def _is_for_onednn(left: Tensor, right: Tensor, num_weights: int) -> bool:
     return left.dtype is torch.float32 and right.dtype is torch.float32 and prefers_onednn()
 
 
-def _by_onednn(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # The operation of PyTorch's compiler for linear layers with an activation, here with none.
+def by_onednn(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes `hidden @ weight.T + bias` by oneDNN, without a gradient; the operands may be transposed views."""
+    # The operation of PyTorch's compiler for a linear layer with an activation, here with none.
     return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
 
 
@@ -102,7 +103,7 @@ class _Linear(torch.autograd.Function):
         needs_hidden, needs_weight, _ = ctx.needs_input_grad
         # A frozen layer, as under an adapter, need not keep its input.
         ctx.save_for_backward(hidden if needs_weight else None, weight if needs_hidden else None)
-        return _by_onednn(hidden, weight, bias)
+        return by_onednn(hidden, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -112,7 +113,7 @@ class _Linear(torch.autograd.Function):
         flat_gradient = gradient.flatten(0, -2)  # (n, out)
         to_hidden = to_weight = to_bias = None
         if weight is not None:
-            to_hidden = _by_onednn(gradient, weight.t())
+            to_hidden = by_onednn(gradient, weight.t())
         if hidden is not None:
             to_weight = weight_gradient(flat_gradient, hidden.flatten(0, -2))
         if needs_bias:

@@ -6,6 +6,7 @@ near that speed is bound by arithmetic, and only fewer tokens make it faster.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from lab.support.shapes import Shape
 
 IN_PLACE = "aten::addmm_"
-"""The operation by which adapters add their product; torch counts the operations of all other products by itself."""
-MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", IN_PLACE, "aten::bmm", "aten::baddbmm")
+"""The operation by which adapters add their product, whose work torch does not count by itself."""
+BY_ONEDNN = "mkldnn::_linear_pointwise"
+"""The operation of `cepo.models.matrix_products`, whose work torch does not count by itself either."""
+MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", IN_PLACE, BY_ONEDNN, "aten::bmm", "aten::baddbmm")
 """The operations of linear layers; fused attention is a separate operation."""
 LISTED_OPERATIONS = 12
 PRODUCT_RUNS = 7
@@ -28,11 +31,15 @@ GIGA = 1e9
 
 
 def flop_counter() -> FlopCounterMode:
-    """Returns torch's counter of matrix products, extended to those in place."""
+    """Returns torch's counter of matrix products, extended to those in place and by oneDNN."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _in_place_flops})
+    formulas = {
+        torch.ops.aten.addmm_: _in_place_flops,
+        torch.ops.mkldnn._linear_pointwise: _onednn_flops,
+    }
+    return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
 def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
@@ -95,7 +102,8 @@ def product_speed(shape: Shape, tokens: int, *, device: str, dtype: str) -> dict
     A first run is not counted. Seconds are as in `profiled`.
     """
     import torch
-    from torch.nn.functional import linear
+
+    from cepo.models.matrix_products import linear
 
     draw = torch.Generator(device).manual_seed(0)
     kind = getattr(torch, dtype)
@@ -176,10 +184,16 @@ def _in_place_flops(added_to: Sequence[int], left: Sequence[int], right: Sequenc
     return 2 * left[0] * left[1] * right[1]
 
 
+def _onednn_flops(hidden: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(hidden) * weight[0]
+
+
 def _product_flops(event: Any) -> int:
     """Returns the operations of all calls of one operation with the same shapes."""
     if event.key == IN_PLACE:
         return event.count * _in_place_flops(*event.input_shapes[:3])
+    if event.key == BY_ONEDNN:
+        return event.count * _onednn_flops(*event.input_shapes[:2])
     return event.flops if event.key in MATRIX_PRODUCTS else 0
 
 

@@ -100,6 +100,27 @@ SMALL = Shape(
 )
 """42 million parameters; head, layers and vision tower in about the proportions of Qwen3-VL-2B."""
 
+SMOLLM2_135M = Shape(
+    name="smollm2-135m",
+    vocabulary=49_152,
+    hidden=576,
+    intermediate=1536,
+    layers=30,
+    heads=9,
+    key_value_heads=3,
+    head_width=64,
+    vision_hidden=64,
+    vision_intermediate=128,
+    vision_layers=2,
+    vision_heads=4,
+    deepstack_layers=(0, 1),
+    image=(1, 1),
+    prompt_tokens=53,
+    shortest=28,
+    longest=40,
+)
+"""The language model's sizes of SmolLM2-135M, and the lengths of configs/real_model at its first steps; nearly no image."""
+
 QWEN3_VL_2B = Shape(
     name="qwen3-vl-2b",
     vocabulary=151_936,
@@ -120,7 +141,7 @@ QWEN3_VL_2B = Shape(
     longest=800,
 )
 QWEN3_VL_4B = dataclasses.replace(QWEN3_VL_2B, name="qwen3-vl-4b", hidden=2560, intermediate=9728, layers=36, heads=32)
-SHAPES = {shape.name: shape for shape in (MICRO, TINY, SMALL, QWEN3_VL_2B, QWEN3_VL_4B)}
+SHAPES = {shape.name: shape for shape in (MICRO, TINY, SMALL, SMOLLM2_135M, QWEN3_VL_2B, QWEN3_VL_4B)}
 
 
 def model_config(shape: Shape) -> Qwen3VLConfig:

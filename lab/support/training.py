@@ -89,34 +89,46 @@ def scripted_generation(script: Script, processing: Processing) -> Iterator[None
 
     from cepo.rollout import transformers_generator as module
 
-    plain = module.TransformersGenerator
+    plain_generator = module.TransformersGenerator
+    plain_draw = module.draw_tokens
     endings = {right: script.ending(processing, right=right) for right in (False, True)}
     stand_in = int(processing.encode_text("0")[0])
     ends = torch.tensor(processing.eos_token_ids)
+    places: dict[int, tuple[int, int]] = {}  # prompt and sample of a row, by the identity of its list of tokens
+    lengths: list[list[int]] = []  # of the current call's responses, by prompt and sample
 
-    class Scripted(plain):
+    class Scripted(plain_generator):
         calls = -1
 
         def generate(self, requests: Any, settings: Any, on_finished: Any = None) -> Any:
             self.calls += 1
-            self.lengths = script.lengths(self.calls)
+            places.clear()
+            lengths[:] = script.lengths(self.calls)
             return super().generate(requests, settings, on_finished)
 
-        def _draw(self, rows: Sequence[Any], logits: Any, uniforms: Any, settings: Any) -> Any:
-            tokens = super()._draw(rows, logits, uniforms, settings)
-            tokens[torch.isin(tokens, ends.to(tokens.device))] = stand_in
-            for place, row in enumerate(rows):
-                ending = endings[script.is_right(row.request, row.sample)]
-                begun = len(row.tokens) + len(ending) - self.lengths[row.request][row.sample]
-                if 0 <= begun < len(ending):
-                    tokens[place] = ending[begun]
-            return tokens
+        def _rows(self, requests: Any, settings: Any) -> Iterator[Any]:
+            for number, row in enumerate(super()._rows(requests, settings)):
+                places[id(row.tokens)] = (row.request, number % settings.num_samples)
+                yield row
+
+    def scripted_draw(logits: Any, outputs: Sequence[list[int]], *arguments: Any) -> Any:
+        tokens = plain_draw(logits, outputs, *arguments)
+        tokens[torch.isin(tokens, ends.to(tokens.device))] = stand_in
+        for row, output in enumerate(outputs):
+            prompt, sample = places[id(output)]
+            ending = endings[script.is_right(prompt, sample)]
+            position = len(output) + len(ending) - lengths[prompt][sample]  # within the ending
+            if 0 <= position < len(ending):
+                tokens[row] = ending[position]
+        return tokens
 
     module.TransformersGenerator = Scripted
+    module.draw_tokens = scripted_draw
     try:
         yield
     finally:
-        module.TransformersGenerator = plain
+        module.TransformersGenerator = plain_generator
+        module.draw_tokens = plain_draw
 
 
 class MeasuredTraining:
