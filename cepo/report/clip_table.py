@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from cepo.files.trees import Tree
 from cepo.report.credit_view import step_credit
@@ -37,27 +37,26 @@ def clip_table(run_folder: Path) -> Table | None:
         return None
     step = step_credit(load_run(run_folder), groups)
     responses = _responses(step)
-    methods: list[str] = []
-    columns: list[list[str]] = []
+    cells_of_methods: dict[str, list[str]] = {}
     for place, method in enumerate(step["methods"]):
         rates = [response.rates[place] for response in responses]
         if any(rate is not None for rate in rates):
-            methods.append(method)
-            columns.append([*map(_cell, rates), _cell(_pooled(rates))])
-    if not methods:
+            cells = [_cell(rate) for rate in rates]
+            cells_of_methods[method] = [*cells, _cell(_pooled(rates))]
+    if not cells_of_methods:
         return None
-    table = Table(
-        Column("problem"),
-        Column("response", justify="right"),
-        Column("verdict"),
-        *(Column(escape(method), justify="right") for method in methods),
-        title=_TITLE,
-        title_justify="left",
-    )
+    table = Table(title=_TITLE, title_justify="left")
+    table.add_column("problem")
+    table.add_column("response", justify="right")
+    table.add_column("verdict")
+    for method in cells_of_methods:
+        table.add_column(escape(method), justify="right")
     for row, response in enumerate(responses):
-        table.add_row(escape(response.problem), response.number, response.verdict, *(cells[row] for cells in columns))
+        of_methods = [cells[row] for cells in cells_of_methods.values()]
+        table.add_row(escape(response.problem), response.number, response.verdict, *of_methods)
     table.add_section()
-    table.add_row("all", "", "", *(cells[-1] for cells in columns))
+    over_all_tokens = [cells[-1] for cells in cells_of_methods.values()]
+    table.add_row("all", "", "", *over_all_tokens)
     return table
 
 

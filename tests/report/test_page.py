@@ -172,6 +172,15 @@ def test_hover_shows_the_numbers_of_trace_and_methods(browser: Browser, tmp_path
     columns = step["rollouts"][3]["columns"]
     assert len(step["methods"]) >= 5
     assert opened.page.locator("#panels h3").all_text_contents() == step["methods"]
+    clipped: list[str] = []
+    for rates in step["rollouts"][3]["clip_rates"]:
+        if rates is not None:
+            ends = (
+                f"{100 * rates['lower']:.1f} % of tokens at the lower bound, {100 * rates['upper']:.1f} % at the upper"
+            )
+            clipped.append(f"weight clipped: {ends}")
+    assert opened.page.locator("#panels .clipped").all_text_contents() == clipped
+    assert len(clipped) == 2, "of cepo and rlsd"
     (recorded,) = read_rollouts(folder)
     for number in range(len(step["methods"])):
         for token in (0, 5, 11):
