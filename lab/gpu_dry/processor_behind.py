@@ -103,27 +103,28 @@ class ProcessorBehind(TorchDispatchMode):
 
     def _computed(self, func: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
         """Returns the operation's result, computed on the processor and on `device`."""
-        here: dict[int, Tensor] = {}
+        device_tensors: dict[int, Tensor] = {}  # by the id of the processor's tensor with the same memory
 
         def to_host(value: Any) -> Any:
             if isinstance(value, Tensor) and value.is_cuda:
-                found = same_memory(value)
-                here[id(found)] = value
-                return found
+                host_tensor = same_memory(value)
+                device_tensors[id(host_tensor)] = value
+                return host_tensor
             return HOST if isinstance(value, torch.device) else value
 
         def back(value: Any) -> Any:
             if not isinstance(value, Tensor) or device is None or device.type != "cuda":
                 return value
-            if id(value) in here:
-                return here[id(value)]
-            found = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-            same_memory(found).copy_(value)
-            return found
+            if id(value) in device_tensors:
+                return device_tensors[id(value)]
+            copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+            same_memory(copy).copy_(value)
+            return copy
 
         compute = ONLY_ON_GPUS.get(func, func)
-        given = tree_map(to_host, args), tree_map(to_host, kwargs)
-        return tree_map(back, compute(*given[0], **given[1]))
+        host_args = tree_map(to_host, args)
+        host_kwargs = tree_map(to_host, kwargs)
+        return tree_map(back, compute(*host_args, **host_kwargs))
 
 
 def described(value: Any) -> object:

@@ -151,21 +151,23 @@ def run(name: str) -> dict[str, Any]:
         folder = write_model(case, Path(scratch) / "model")
         own, teacher = rows_of(case, folder)
         model = build(case, folder, [*own, *teacher])
-        found: dict[str, Any] = {"values": [], "grad_norm": [], "packed": model.passes.packed}
+        outcome: dict[str, Any] = {"values": [], "grad_norm": [], "packed": model.passes.packed}
         take_step = critic_step if case.trains_critic else actor_step
         for step in range(STEPS):
-            take_step(model, own, teacher, step, found)
+            take_step(model, own, teacher, step, outcome)
         if case.resumes:
             restored = build(case, folder, [*own, *teacher])
-            found["restored"] = restore(model, restored, Path(scratch) / "checkpoint")
+            outcome["restored"] = restore(model, restored, Path(scratch) / "checkpoint")
             resumed: dict[str, Any] = {"values": [], "grad_norm": []}
-            take_step(model, own, teacher, STEPS, found)
+            take_step(model, own, teacher, STEPS, outcome)
             take_step(restored, own, teacher, STEPS, resumed)
-            found["continues"] = found["values"][-1] == resumed["values"][-1]
-        return found
+            outcome["continues"] = outcome["values"][-1] == resumed["values"][-1]
+        return outcome
 
 
-def actor_step(actor: Any, own: list[ScoringRow], teacher: list[ScoringRow], step: int, found: dict[str, Any]) -> None:
+def actor_step(
+    actor: Any, own: list[ScoringRow], teacher: list[ScoringRow], step: int, outcome: dict[str, Any]
+) -> None:
     """Scores as policy, teacher, reference and for entropy, updates, and reads the weights for the rollout engine."""
     from cepo.rollout.generator import FullWeights
     from cepo.types import Distillation, DivergenceConfig
@@ -188,11 +190,11 @@ def actor_step(actor: Any, own: list[ScoringRow], teacher: list[ScoringRow], ste
     if isinstance(weights, FullWeights):
         list(weights.tensors)
     actor.rest()
-    found["values"].append([value for row in scored for value in row.tolist()])
-    found["grad_norm"].append(metrics["actor/grad_norm"].value)
+    outcome["values"].append([value for row in scored for value in row.tolist()])
+    outcome["grad_norm"].append(metrics["actor/grad_norm"].value)
 
 
-def critic_step(critic: Any, own: list[ScoringRow], _: list[ScoringRow], step: int, found: dict[str, Any]) -> None:
+def critic_step(critic: Any, own: list[ScoringRow], _: list[ScoringRow], step: int, outcome: dict[str, Any]) -> None:
     """Computes values and updates."""
     from lab.gpu_dry.memory import critic_batch
 
@@ -200,8 +202,8 @@ def critic_step(critic: Any, own: list[ScoringRow], _: list[ScoringRow], step: i
     metrics = critic.update([critic_batch(own)], step=step)
     critic.forget_gradients()
     critic.rest()
-    found["values"].append([value for row in values for value in row.tolist()])
-    found["grad_norm"].append(metrics["critic/grad_norm"].value)
+    outcome["values"].append([value for row in values for value in row.tolist()])
+    outcome["grad_norm"].append(metrics["critic/grad_norm"].value)
 
 
 def restore(model: Any, other: Any, folder: Path) -> int:
@@ -222,9 +224,9 @@ def restore(model: Any, other: Any, folder: Path) -> int:
 
 def padded(rows: list[Tensor], mask: Tensor) -> Tensor:
     """Returns (R, T) with each row's values at the start."""
-    found = torch.zeros(mask.shape)
-    found[mask] = torch.cat(rows)
-    return found
+    values = torch.zeros(mask.shape)
+    values[mask] = torch.cat(rows)
+    return values
 
 
 def attend_by_formula_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
@@ -272,17 +274,17 @@ def on_processor(case: str) -> dict[str, Any]:
 
 
 def main(case: str) -> None:
-    here, operations = on_hollow_gpu(case)
-    there = on_processor(case)
-    pairs = zip(chain(*here["values"]), chain(*there["values"]), strict=True)
-    gap = max(abs(one - other) for one, other in pairs)
+    outcome, operations = on_hollow_gpu(case)
+    expected = on_processor(case)
+    pairs = zip(chain(*outcome["values"]), chain(*expected["values"]), strict=True)
+    gap = max(abs(value - expected_value) for value, expected_value in pairs)
     limit = LIMITS[CASES[case].settings.get("fsdp.mp_param_dtype", "fp32")]
     what = "values" if CASES[case].trains_critic else "log-probs"
     resumed = ""
     if CASES[case].resumes:
-        resumed = f"; {here['restored']} tensors restored with the same bits, and the next step is the same"
+        resumed = f"; {outcome['restored']} tensors restored with the same bits, and the next step is the same"
     report(
-        ok=gap <= limit and here["packed"] == there["packed"] and here.get("continues", True),
+        ok=gap <= limit and outcome["packed"] == expected["packed"] and outcome.get("continues", True),
         found=f"{operations:,} operations, none mixes devices; {what} differ from the processor's by {gap:.0e}"
         f"{' nats' * (what == 'log-probs')}{resumed}",
     )

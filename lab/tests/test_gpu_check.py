@@ -22,6 +22,7 @@ from lab.gpu_dry.__main__ import checks, is_asked, page_table
 from lab.gpu_dry.cards import CARDS, build_library, report, reported
 from lab.gpu_dry.checkpoint import write_model
 from lab.gpu_dry.kernels import loads_of_single_entries_are_safe, shared_memory
+from lab.gpu_dry.memory import COMPUTED, AllocatesLargeResults, Allocation, Operand
 from lab.gpu_dry.processor_behind import described
 from lab.gpu_dry.published import PUBLISHED
 from lab.support.shapes import SHAPES, full_length_tokenizer, model_config
@@ -231,6 +232,20 @@ def test_equal_shapes_describe_the_same_operation() -> None:
     others = (torch.zeros(3, 2), torch.zeros(3, 2).T, rows.double())
     assert all(described((rows,)) != described((other,)) for other in others)
     assert described(1) != described(True)
+
+
+def test_operations_on_large_tensors_only_allocate() -> None:
+    """300,001 elements are large. An operation in place returns its operand, or nothing for a list; nothing is computed."""
+    allocates = AllocatesLargeResults()
+    large = torch.zeros(300_001)
+    small = torch.zeros(3)
+    add = torch.ops.aten.add.Tensor
+    expected = Allocation((300_001,), (1,), torch.float32, torch.device("cpu"))
+    assert allocates._result(add, (large, large), {}) == expected
+    assert allocates._result(torch.ops.aten.add_.Tensor, (large, large), {}) == Operand(0)
+    assert allocates._result(torch.ops.aten._foreach_add_.Scalar, ([small, large], 1.0), {}) is None
+    assert allocates._result(add, (small, small), {}) is COMPUTED
+    assert large.sum() == 0
 
 
 @pytest.mark.parametrize(("name", "tiles", "tokens_per_tile"), [("internvl3-2b", 3, 256), ("smolvlm2-2.2b", 9, 81)])
