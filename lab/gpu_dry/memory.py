@@ -72,7 +72,9 @@ CASES = {
     "4b, adapter, first of 8": Case("qwen3-vl-4b", devices=8),
     "4b, all weights, first of 8": Case("qwen3-vl-4b", devices=8, settings=FULL),
     "InternVL3 2b, adapter": Case("internvl3-2b"),
+    "InternVL3 2b, all weights": Case("internvl3-2b", settings=FULL),
     "SmolVLM2 2.2b, adapter": Case("smolvlm2-2.2b"),
+    "SmolVLM2 2.2b, all weights": Case("smolvlm2-2.2b", settings=FULL),
 }
 
 
