@@ -471,9 +471,31 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
         vocabulary=head.weight.shape[0],
         text_stack=_stack(config.get_text_config()),
         vision_stack=_stack(vision) if hasattr(vision, "intermediate_size") else None,
-        # Towers without merging, or with other names for it, count as 2 x 2 like those of Qwen-VL.
-        patches_per_token=getattr(vision, "spatial_merge_size", 2) ** 2,
+        patches_per_token=_patches_per_token(config, vision),
     )
+
+
+def _patches_per_token(config: Any, vision: Any) -> int:
+    """Returns how many image patches are merged into one token; families name this differently.
+
+    A tower without merging, or with another name for it, counts as merging 2 x 2 patches.
+    """
+    tokens_per_image = getattr(config, "mm_tokens_per_image", None)  # Gemma 3
+    if tokens_per_image is not None:
+        return (vision.image_size // vision.patch_size) ** 2 // tokens_per_image
+    downsample_ratio = getattr(config, "downsample_ratio", None)  # InternVL
+    if downsample_ratio is not None:
+        return round(1 / downsample_ratio**2)
+    for part, name in (
+        (vision, "spatial_merge_size"),  # Qwen-VL, GLM-V
+        (vision, "pooling_kernel_size"),  # Gemma 4
+        (config, "scale_factor"),  # SmolVLM, Idefics3
+        (config, "downsample_factor"),  # LFM2-VL
+    ):
+        side = getattr(part, name, None)
+        if side is not None:
+            return side**2
+    return 4
 
 
 def _on_meta(config: Any, *, trust_remote_code: bool) -> Any:

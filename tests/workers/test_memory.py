@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_checkpoints.families import FAMILIES
 
 from cepo.config import load_config
 from cepo.config.worker_schema import LoraConfig, RolloutConfig
@@ -83,6 +84,29 @@ def test_lora_needs_4_3_gb_of_weights_and_6_6_gb_in_a_pass() -> None:
     assert found.least_pass == 4 * ADAPTER + gathered
     activations = 4 * 3072 * (28 * 2048 * 2 + block) + (4 + 2) * 2**28
     assert found.largest_pass == 4 * ADAPTER + gathered + activations + 32 * 1024 * 4 * 2048 * 2 == 6_597_241_856
+
+
+@pytest.mark.parametrize(
+    ("family", "entries", "expected"),
+    [
+        ("qwen3_vl", {}, 4),
+        ("internvl", {}, 4),
+        ("smolvlm", {"scale_factor": 3}, 9),  # SmolVLM2 2.2B
+        ("smolvlm", {"scale_factor": 4}, 16),  # SmolVLM2 500M
+        ("gemma3", {"mm_tokens_per_image": 1}, 16),
+        ("gemma4", {}, 9),
+        ("lfm2_vl", {}, 4),
+        ("llava_onevision", {}, 4),  # merges none, and counts as the others
+    ],
+)
+def test_a_token_of_an_image_stands_for_the_familys_patches(
+    family: str, entries: dict[str, int], expected: int
+) -> None:
+    """Gemma 3's tiny tower has 4 x 4 patches: one token stands for all of them. SmolVLM merges 3 x 3 or 4 x 4 patches."""
+    config = FAMILIES[family]().config
+    for name, value in entries.items():
+        setattr(config, name, value)
+    assert shape_of(config, lora=LoraConfig(rank=0)).patches_per_token == expected
 
 
 def test_scoring_16_long_rows_takes_more_than_updating_one() -> None:
