@@ -14,7 +14,10 @@ Exit code: 0 all passed, 1 a check failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -115,24 +118,39 @@ def outcome(check: Check, library: Path, cache: Path) -> dict[str, Any]:
     begun = time.monotonic()
     command = [sys.executable, "-m", f"lab.gpu_dry.{check.part}", *check.arguments]
     variables = environment(library, CARDS[check.card], check.count, cache) | VARIABLES.get(check.part, {})
-    try:
-        done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=SECONDS, errors="replace", check=False
-        )
-        found = reported(done.stdout)
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        # The last error, since warnings of libraries may follow it.
-        errors = [line for line in lines if "Error: " in line]
-        last = [*lines[-1:], *errors[-1:]]
-        failure = f"exit code {done.returncode}: {last[-1] if last else 'no message'}"
-    except subprocess.TimeoutExpired:
-        found, failure, lines = None, f"no result after {SECONDS} s", []
-    if found is None:
-        print("\n".join(lines[-40:]), file=sys.stderr)
-        found = {"ok": False, "found": failure}
+    result, failure = finished(command, variables)
     seconds = round(time.monotonic() - begun, 1)
     names = dict(zip(("part", "card", "what"), check.name, strict=True))
-    return {**names, **found, "seconds": seconds, "commit": commit()}
+    return {**names, **(result or {"ok": False, "found": failure}), "seconds": seconds, "commit": commit()}
+
+
+def finished(command: list[str], variables: dict[str, str]) -> tuple[dict[str, object] | None, str]:
+    """Returns what a check's process reported, None if nothing, and then why; all that it has started is ended."""
+    process = subprocess.Popen(
+        command,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, messages = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return None, f"no result after {SECONDS} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # nothing of it runs any more
+            os.killpg(process.pid, signal.SIGKILL)
+    result = reported(output)
+    if result is not None:
+        return result, ""
+    lines = [line for line in messages.splitlines() if line.strip()]
+    print("\n".join(lines[-40:]), file=sys.stderr)
+    # The last error, since warnings of libraries may follow it.
+    errors = [line for line in lines if "Error: " in line]
+    last = [*lines[-1:], *errors[-1:]]
+    return None, f"exit code {process.returncode}: {last[-1] if last else 'no message'}"
 
 
 def is_asked(check: Check, options: argparse.Namespace) -> bool:

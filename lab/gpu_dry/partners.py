@@ -17,7 +17,8 @@ from typing import Any
 
 RANK = "CEPO_DRY_RANK"
 PORT = "CEPO_DRY_PORT"
-SECONDS = 1800
+SECONDS = 600
+"""The time limit of the ranks' messages; below that of a check, so that a lost partner is named."""
 
 
 def this_rank() -> int:

@@ -18,7 +18,7 @@ import torch
 from cepo.models.processing import Processing
 from cepo.rollout.factory import MOST_BANNED_ON_GPU
 from lab.engine_check import run
-from lab.gpu_dry.__main__ import checks, is_asked, page_table
+from lab.gpu_dry.__main__ import checks, finished, is_asked, page_table
 from lab.gpu_dry.cards import CARDS, build_library, report, reported
 from lab.gpu_dry.checkpoint import write_model
 from lab.gpu_dry.kernels import loads_of_single_entries_are_safe, shared_memory
@@ -303,6 +303,24 @@ def test_a_process_without_a_report_has_no_outcome(capsys: pytest.CaptureFixture
     report(ok=True, found="9 of 9")
     assert reported(f"a warning\n{capsys.readouterr().out}") == {"ok": True, "found": "9 of 9"}
     assert reported("Traceback\n") is None
+
+
+def test_a_check_that_ends_or_stops_leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It reports before it ends, ends with an error, or is stopped after 3 s; its child writes its own number."""
+    monkeypatch.setattr("lab.gpu_dry.__main__.SECONDS", 3)
+    child = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], "
+    child += f"stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, file=open({str(tmp_path / 'pid')!r}, 'w')); "
+    report_of_three = 'print(\'gpu_dry: {"ok": true, "found": "3"}\'); '
+    expected = {
+        report_of_three: ({"ok": True, "found": "3"}, ""),
+        "raise ValueError('no card')": (None, "exit code 1: ValueError: no card"),
+        "import time; time.sleep(60)": (None, "no result after 3 s"),
+    }
+    for program, result in expected.items():
+        assert finished([sys.executable, "-c", child + program], dict(os.environ)) == result
+        number = int((tmp_path / "pid").read_text())
+        state = Path(f"/proc/{number}/stat")
+        assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
 def test_the_page_has_the_record_of_todays_checks() -> None:
