@@ -73,7 +73,7 @@ def _serve(setup: Tree, connection: Connection) -> None:
         "extract": lambda responses, _: [extract(response) for response in responses],
         "value": lambda answers, _: [value_key(answer) for answer in answers],
         "match": lambda pairs, _: [states_the_same(*pair) for pair in pairs],
-        "past": lambda responses, _: [tokens_past_right_answer(*response, extract) for response in responses],
+        "past": lambda items, _: [tokens_past_right_answer(texts, truth, extract) for texts, truth in items],
     }
     while True:
         action, first, items = connection.recv()
