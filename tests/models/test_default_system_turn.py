@@ -6,7 +6,6 @@ TRL's trainers, fine-tuning included, and vLLM's chat interface tokenise a conve
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
