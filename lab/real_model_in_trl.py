@@ -41,7 +41,7 @@ from lab.support.tables import RESULTS, save, table
 
 BOUND = 3e-4
 """The largest accepted difference of an advantage, from log-probs that both trainers round in another order."""
-METHODS = ("cepo", "grpo")
+TRAINERS = ("CepoTrainer", "GRPOTrainer")
 _COMPARED = ("step", "tokens", "largest_advantage", "largest_difference")
 
 
@@ -213,8 +213,8 @@ def trl_config(config: RunConfig, folder: Path, *, micro_batch: int) -> GRPOConf
     )
 
 
-def trained(method: str, config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
-    """Trains with a method in TRL and returns its record."""
+def trained(name: str, config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
+    """Trains with one of `TRAINERS` and returns its record."""
     lora = config.worker.actor.model.lora
     reward = load_reward(config.worker.reward.reward_function, {}, None)
 
@@ -230,23 +230,26 @@ def trained(method: str, config: RunConfig, options: argparse.Namespace) -> dict
         arguments: dict[str, Any] = {
             "model": config.worker.actor.model.model_path,
             "reward_funcs": accuracy,
-            "args": trl_config(config, options.runs / method, micro_batch=options.micro_batch),
+            "args": trl_config(config, options.runs / name, micro_batch=options.micro_batch),
             "train_dataset": rows_of(own),
             "peft_config": LoraConfig(r=lora.rank, lora_alpha=int(lora.alpha), target_modules="all-linear"),
             "callbacks": [recorder],
         }
         comparisons: list[dict[str, float]] = []
-        if method == "grpo":
-            trainer = GRPOTrainer(**arguments)
-        else:
-            answer_function = config.worker.reward.answer_function
-            trainer = ComparedTrainer(method=method, answer_function=answer_function, **arguments)
+        if name == "CepoTrainer":
+            trainer = ComparedTrainer(
+                method=config.algorithm.adv_estimator,
+                answer_function=config.worker.reward.answer_function,
+                **arguments,
+            )
             trainer.own = own
             trainer.num_compared = options.compared_steps
             trainer.comparisons = comparisons
+        else:
+            trainer = GRPOTrainer(**arguments)
         trainer.train()
     return {
-        "method": method,
+        "trainer": name,
         "step_seconds": recorder.seconds,  # validations excluded, comparisons of the first steps included
         "trained": recorder.rewards,
         "held_out": recorder.held_out,
@@ -278,7 +281,7 @@ def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", help="a.b.c=value, of both sides")
     parser.add_argument("--model", required=True, help="model folder or hub name")
-    parser.add_argument("--methods", default=",".join(METHODS), help="separated by commas; grpo is TRL's own")
+    parser.add_argument("--trainers", default=",".join(TRAINERS), help="separated by commas")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--compared-steps", type=int, default=3)
     parser.add_argument("--validate-every", type=int, default=12, help="steps")
@@ -295,10 +298,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.runs = options.runs.absolute()
     torch.set_num_threads(options.threads)
     records: list[dict[str, Any]] = []
-    for method in options.methods.split(","):
-        finished = options.runs / f"{method}.json"
+    for name in options.trainers.split(","):
+        finished = options.runs / f"{name}.json"
         if not finished.exists():
-            record = trained(method, configuration(options, options.runs / method), options)
+            record = trained(name, configuration(options, options.runs / name), options)
             finished.parent.mkdir(parents=True, exist_ok=True)
             finished.write_text(json.dumps(record) + "\n", encoding="utf-8")
         records.append(json.loads(finished.read_text(encoding="utf-8")))
@@ -307,10 +310,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for record in records:
         accuracies = [f"{step}: {accuracy:.3f}" for step, accuracy in record["held_out"].items()]
         mean_reward = sum(record["trained"]) / len(record["trained"])
-        curve_rows.append([record["method"], f"{mean_reward:.3f}", ", ".join(accuracies)])
+        curve_rows.append([record["trainer"], f"{mean_reward:.3f}", ", ".join(accuracies)])
     compared_rows = [[f"{comparison[name]:.6g}" for name in _COMPARED] for comparison in comparisons]
     tables = [
-        table(["method", "accuracy of all rollouts", "held-out accuracy after steps"], curve_rows),
+        table(["trainer", "accuracy of all rollouts", "held-out accuracy after steps"], curve_rows),
         table(_COMPARED, compared_rows),
     ]
     save({"steps": options.steps, "bound": BOUND, "runs": records}, tables, options.out)
