@@ -41,7 +41,8 @@ class WeightedEstimator(GroupRelativeEstimator):
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
         """Returns A: (B, 1) of the rollouts, or (B, T) of the tokens together with their baseline V_t."""
-        return credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage).unsqueeze(1), None
+        advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
+        return advantages.unsqueeze(1), None
 
 
 def scheduled_mixing(step: int, weight: WeightConfig) -> float:
@@ -64,7 +65,8 @@ def counted_evidence(delta: Float[Tensor, "B T"], batch: TokenBatch, weight: Wei
     """
     counted = batch.response_mask
     if weight.mixed_groups_only:
-        counted = counted & credit.live_rows(batch.correct.double(), batch.group_ids).unsqueeze(1)
+        is_mixed = credit.live_rows(batch.correct.double(), batch.group_ids)  # (B,) right and wrong ones in the group
+        counted = counted & is_mixed.unsqueeze(1)
     return delta.detach().where(counted, 0.0)
 
 
@@ -77,14 +79,15 @@ def log_mean_probability(batch: TokenBatch, views: Sequence[str]) -> Float[Tenso
     log_sum = log_student.new_full(log_student.shape, -math.inf)  # (B, T)
     count = batch.group_ids.new_zeros(batch.group_ids.shape)  # (B,) K
     for view in views:
-        has_reference = batch.has_reference[view]
-        log_prob = batch.teacher_log_probs[view]
-        log_sum = log_sum.logaddexp(log_prob.where(has_reference.unsqueeze(1), -math.inf))
+        has_reference = batch.has_reference[view]  # (B,)
+        # log 0 leaves the sum of a row without a reference as it is.
+        log_prob = batch.teacher_log_probs[view].where(has_reference.unsqueeze(1), -math.inf)
+        log_sum = log_sum.logaddexp(log_prob)
         count = count + has_reference
     log_count = count.clamp(min=1).to(log_sum.dtype).log()
     log_mean = log_sum - log_count.unsqueeze(1)
-    has_any = (count > 0).unsqueeze(1)
-    return log_mean.where(has_any, log_student)
+    has_any_reference = (count > 0).unsqueeze(1)
+    return log_mean.where(has_any_reference, log_student)
 
 
 def unweighted_signal(batch: TokenBatch, advantages: Float[Tensor, "B 1"], *, mixing: float) -> TokenSignal:
@@ -149,7 +152,9 @@ class EvidenceEstimator(WeightedEstimator):
         group_ids: Int64[Tensor, " B"],
         has_reference: Mapping[str, Bool[Tensor, " B"]],
     ) -> Bool[Tensor, " B"]:
-        return credit.all_rows(rewards) if self.in_hindsight else credit.live_rows(rewards, group_ids)
+        if self.in_hindsight:
+            return credit.all_rows(rewards)
+        return credit.live_rows(rewards, group_ids)
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
         if self.in_hindsight:

@@ -45,7 +45,8 @@ class Hindsight(Estimator):
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """Returns the right answer, never from the rollout itself: its baseline must not know how the response ends."""
-        return {"correct": positive_references(group, replace(self.config.positive, exclude_self=True))}
+        positive = replace(self.config.positive, exclude_self=True)
+        return {"correct": positive_references(group, positive)}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         advantages, values = hindsight_advantages(batch, self.config.advantage)
@@ -74,7 +75,8 @@ def hindsight_advantages(
     low = config.reward_low
     span = config.reward_high - low
     prior, size = credit.pass_rate_of_others(batch.rewards, batch.group_ids, low=low, high=config.reward_high)
-    values = credit.evidence_values(prior, _evidence(batch))  # V_t as a probability
+    mean = low + span * prior  # p on the scale of rewards
+    values = credit.evidence_values(prior, _evidence(batch))  # (B, T) V_t as a probability
     expected = low + span * values  # V_t on the scale of rewards
     if config.lam < 1:
         advantages, _ = credit.generalised_advantages(
@@ -86,10 +88,11 @@ def hindsight_advantages(
         advantages = rewards.unsqueeze(1) - expected
     if config.scale == "std":
         variance = prior * (1.0 - prior) * size / (size - config.ddof)
-        advantages = advantages / (span * variance.sqrt()).unsqueeze(1)
+        deviation = span * variance.sqrt()  # (B,) sigma
+        advantages = advantages / deviation.unsqueeze(1)
     elif config.scale == "mean":
-        mean = (low + span * prior).unsqueeze(1)
-        advantages = (advantages / mean).where(mean > 0, 0.0)
+        mean_of_row = mean.unsqueeze(1)  # (B, 1)
+        advantages = (advantages / mean_of_row).where(mean_of_row > 0, 0.0)
     return advantages.to(dtype).where(mask, 0.0), values.to(dtype).where(mask, 0.0)
 
 

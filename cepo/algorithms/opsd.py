@@ -72,19 +72,22 @@ class Opsd(Estimator):
         if not self.needs_teacher(step=step):
             return TokenSignal(advantages=advantages, metrics=metrics)
         is_taught = batch.has_reference["correct"]  # (B,)
-        token_weight = credit.over_response(config.weight * is_taught.to(batch.rewards.dtype), batch.response_mask)
+        weight = config.weight * is_taught.to(batch.rewards.dtype)
+        token_weight = credit.over_response(weight, batch.response_mask)  # (B, T)
         diagnostics: dict[str, Tensor] = {}
         if "correct" in batch.teacher_log_probs:
             learns = token_weight > 0
             is_right = batch.correct.unsqueeze(1)
-            delta = (batch.teacher_log_probs["correct"] - batch.old_log_probs).detach().where(learns, 0.0)
+            evidence = batch.teacher_log_probs["correct"] - batch.old_log_probs
+            delta = evidence.detach().where(learns, 0.0)
             diagnostics["delta"] = delta
             metrics["distillation/delta_mean_right"] = mean_of(delta, learns & is_right)
             metrics["distillation/delta_mean_wrong"] = mean_of(delta, learns & ~is_right)
         group, num_groups = credit.groups_of(batch.group_ids)
         num_taught = group[is_taught].bincount(minlength=num_groups)  # (groups,)
+        num_taught_groups = int((num_taught > 0).sum())
         metrics["distillation/demonstrated_rollouts"] = mean_of(is_taught.float())
-        metrics["distillation/demonstrated_groups"] = fraction(int((num_taught > 0).sum()), num_groups)
+        metrics["distillation/demonstrated_groups"] = fraction(num_taught_groups, num_groups)
         return TokenSignal(
             advantages=advantages,
             metrics=metrics,
@@ -97,5 +100,5 @@ class Opsd(Estimator):
         policy_weight = self.config.distillation.policy_weight
         if policy_weight == 0:
             return batch.rewards.new_zeros(batch.response_mask.shape)
-        advantages = policy_weight * credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
-        return credit.over_response(advantages, batch.response_mask)
+        advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
+        return credit.over_response(policy_weight * advantages, batch.response_mask)

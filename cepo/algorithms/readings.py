@@ -39,8 +39,9 @@ def possible_rows(
 
     With teachers, these are the rows that are live if every teacher reads a reference.
     """
-    all_rows = credit.all_rows(rewards)
-    has_reference = dict.fromkeys(estimator.views, all_rows if with_teachers else ~all_rows)
+    every_row = credit.all_rows(rewards)
+    reads_reference = every_row if with_teachers else ~every_row
+    has_reference = dict.fromkeys(estimator.views, reads_reference)
     return estimator.live_rows(rewards, group_ids, has_reference)
 
 
@@ -63,14 +64,19 @@ def readings_of(
         return Readings(chosen={}, shown={}, has_reference={}, learning=live)
     chosen = _chosen(estimator, groups)
     showable: dict[str, list[Shown | None]] = {}
+    can_be_shown: dict[str, Bool[Tensor, " B"]] = {}
     for view, references in chosen.items():
-        showable[view] = []
+        texts: list[Shown | None] = []
         for row, reference in enumerate(references):
-            showable[view].append(None if reference is None else show(row, reference))
-    has_reference = estimator.settled({view: _is_there(texts, live) for view, texts in showable.items()})
+            texts.append(None if reference is None else show(row, reference))
+        showable[view] = texts
+        can_be_shown[view] = _is_there(texts, live)
+    has_reference = estimator.settled(can_be_shown)
     shown: dict[str, list[Shown | None]] = {}
     for view, texts in showable.items():
-        shown[view] = [text if is_kept else None for text, is_kept in zip(texts, has_reference[view], strict=True)]
+        shown[view] = []
+        for text, is_settled in zip(texts, has_reference[view], strict=True):
+            shown[view].append(text if is_settled else None)
     learning = live & estimator.live_rows(rewards, group_ids, has_reference)
     return Readings(chosen=chosen, shown=shown, has_reference=has_reference, learning=learning)
 

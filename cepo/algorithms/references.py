@@ -25,7 +25,10 @@ def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Ref
         peers = ranked
         if config.exclude_self:
             peers = [peer for peer in ranked if peer.index != rollout.index]
-        references.append(_from_peer(peers[0], config.source, config.num_tokens) if peers else None)
+        reference: Reference | None = None
+        if peers:
+            reference = _from_peer(peers[0], config.source, config.num_tokens)
+        references.append(reference)
     return references
 
 
@@ -36,7 +39,8 @@ def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | 
     candidates = _strict_or_usable(group, config)
     if not candidates:
         return None
-    return _from_peer(_ranked(group, candidates, config)[0], config.source, config.num_tokens)
+    preferred = _ranked(group, candidates, config)[0]
+    return _from_peer(preferred, config.source, config.num_tokens)
 
 
 def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -> list[list[Reference]]:
@@ -46,8 +50,10 @@ def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -
     have what is to be shown.
     """
     if config.source == "ground_truth":
-        return [[Reference(text=group.ground_truth)][:number]] * len(group.rollouts)
-    ranked = _ranked(group, _strict_or_usable(group, config), config)
+        same_for_all = [Reference(text=group.ground_truth)]
+        return [same_for_all[:number]] * len(group.rollouts)
+    candidates = _strict_or_usable(group, config)
+    ranked = _ranked(group, candidates, config)
     references: list[list[Reference]] = []
     for rollout in group.rollouts:
         peers = [peer for peer in ranked if peer.index != rollout.index]
@@ -69,13 +75,17 @@ def in_views(references: Sequence[Sequence[Reference]], views: Sequence[str]) ->
     """Returns for each view the reference of that place of each rollout; None where a rollout has fewer."""
     by_view: dict[str, list[Reference | None]] = {}
     for place, view in enumerate(views):
-        by_view[view] = [of_rollout[place] if place < len(of_rollout) else None for of_rollout in references]
+        by_view[view] = []
+        for references_of_rollout in references:
+            has_place = place < len(references_of_rollout)
+            by_view[view].append(references_of_rollout[place] if has_place else None)
     return by_view
 
 
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
     """Returns the rollouts that the verifier rejects, in generation order."""
-    return sorted((rollout for rollout in group.rollouts if not rollout.correct), key=lambda rollout: rollout.index)
+    rejected = [rollout for rollout in group.rollouts if not rollout.correct]
+    return sorted(rejected, key=lambda rollout: rollout.index)
 
 
 def wrong_candidates(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
@@ -146,7 +156,9 @@ def _most_frequent_first(candidates: Sequence[Rollout]) -> list[Rollout]:
 
 def _has_source(rollout: Rollout, source: str) -> bool:
     """Returns whether the rollout has what `source` takes: a final answer, or tokens."""
-    return rollout.answer is not None if source == "peer_answer" else len(rollout.response_ids) > 0
+    if source == "peer_answer":
+        return rollout.answer is not None
+    return len(rollout.response_ids) > 0
 
 
 def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> Reference | None:

@@ -70,8 +70,9 @@ class Vppo(GroupRelativeEstimator):
         learns = depends_most | ~sees_images.unsqueeze(1)  # (B, T)
 
         advantages = credit.group_advantages(batch.rewards, batch.group_ids, config.advantage)
-        shaped = (advantages * scale).unsqueeze(1) * learns
-        shaped = shaped + config.log_prob_bonus * is_live.unsqueeze(1).to(shaped.dtype)
+        shaped = (advantages * scale).unsqueeze(1) * learns  # (B, T)
+        bonus = config.log_prob_bonus * is_live.unsqueeze(1).to(shaped.dtype)  # (B, 1) c
+        shaped = shaped + bonus
         metrics = credit.group_metrics(batch)
         counted = mask & is_counted.unsqueeze(1)
         metrics["perception/dependence"] = mean_of(dependence, counted)

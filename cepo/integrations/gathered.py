@@ -110,11 +110,12 @@ class Credit:
         group in which too few rollouts are left to be compared. `penalties` (B, T), of a KL for example, are subtracted
         from the tokens' rewards alone: what teachers read is chosen by the rewards without them, as in cepo's trainer.
         """
-        scored = _Scored(rewards, sizes, at_least=2 if "group_ids" in self._estimator.reads else 1)
+        compares_rollouts = "group_ids" in self._estimator.reads
+        scored = _Scored(rewards, sizes, at_least=2 if compares_rollouts else 1)
         if scored.has_all:
             return self._signal(rows, rewards, correct, sizes, score, step, penalties)
-        width = max(len(row.own) for row in rows)
-        advantages = torch.zeros(len(rows), width)
+        longest = max(len(row.own) for row in rows)
+        advantages = torch.zeros(len(rows), longest)
         if not scored.rows:
             return TokenSignal(advantages=advantages)
         signal = self._signal(
@@ -126,7 +127,8 @@ class Credit:
             step,
             None if penalties is None else penalties[scored.rows],
         )
-        advantages[scored.rows, : signal.advantages.shape[1]] = signal.advantages
+        width = signal.advantages.shape[1]  # the longest of these rows may be shorter
+        advantages[scored.rows, :width] = signal.advantages
         return TokenSignal(advantages=advantages, metrics=signal.metrics)
 
     def _signal(
@@ -146,30 +148,31 @@ class Credit:
         groups: list[RolloutGroup] = []
         if estimator.needs_teacher(step=step):
             groups = self._groups(rows, rewards, correct, sizes, step)
-        readings = readings_of(
-            estimator,
-            groups,
-            possible_rows(estimator, rewards, group_ids, with_teachers=bool(groups)),
-            lambda row, reference: self._placed(reference, rows[row], groups[int(group_ids[row])]),
-            rewards=rewards,
-            group_ids=group_ids,
-        )
+
+        def placed(row: int, reference: Reference) -> Hint | None:
+            group_number = int(group_ids[row])
+            return self._placed(reference, rows[row], groups[group_number])
+
+        possible = possible_rows(estimator, rewards, group_ids, with_teachers=bool(groups))
+        readings = readings_of(estimator, groups, possible, placed, rewards=rewards, group_ids=group_ids)
         # A penalty is a signal of its own, also for rows of which the method has none.
         live = readings.learning | (penalties is not None)
         shown, metrics = self._shown(readings, groups, live)
         old_log_probs, teacher_log_probs = score(live, shown)
 
         mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)  # (B, T)
-        width = mask.shape[1]
+        width = mask.shape[1]  # the other trainer may pad to more
         token_rewards = at_last_token(rewards, mask)
         if penalties is not None:
-            token_rewards = token_rewards - penalties[:, :width].float().where(mask, 0.0)
+            token_penalties = penalties[:, :width].float().where(mask, 0.0)
+            token_rewards = token_rewards - token_penalties
+        cut_teacher_log_probs = {view: log_probs[:, :width] for view, log_probs in teacher_log_probs.items()}
         batch = TokenBatch(
             token_level_rewards=token_rewards,
             response_mask=mask,
             old_log_probs=old_log_probs[:, :width],
             group_ids=group_ids,
-            teacher_log_probs={view: values[:, :width] for view, values in teacher_log_probs.items()},
+            teacher_log_probs=cut_teacher_log_probs,
             correct=correct,
             has_reference=readings.has_reference,
         )
@@ -178,9 +181,13 @@ class Credit:
 
     def _shown(self, readings: Readings[Hint], groups: Sequence[RolloutGroup], live: Tensor) -> tuple[Shown, Metrics]:
         """Returns what teachers read, and metrics of it. Both are empty in a step without teachers."""
-        metrics: Metrics = reference_metrics(groups, self._estimator.negative) if groups else {}
+        metrics: Metrics = {}
+        if groups:
+            metrics |= reference_metrics(groups, self._estimator.negative)
+        num_live = int(live.sum())
         for view, has_reference in readings.has_reference.items():
-            metrics[f"references/{view}_used"] = fraction(int((has_reference & live).sum()), int(live.sum()))
+            num_used = int((has_reference & live).sum())
+            metrics[f"references/{view}_used"] = fraction(num_used, num_live)
         return readings.shown, metrics
 
     def _groups(
@@ -190,21 +197,22 @@ class Credit:
         prompts: list[PromptResponses] = []
         first_row = 0
         for number, size in enumerate(sizes):
-            members = range(first_row, first_row + size)
-            first_row += size
+            end = first_row + size
+            members = rows[first_row:end]
             # A tool's result may state an answer, which is not the policy's.
-            texts = [self.texts.decode(rows[row].policy_ids()) for row in members]
+            texts = [self.texts.decode(row.policy_ids()) for row in members]
             prompts.append(
                 PromptResponses(
                     prompt_id=str(number),
-                    ground_truth=rows[members[0]].ground_truth,
-                    solution=rows[members[0]].solution,
+                    ground_truth=members[0].ground_truth,
+                    solution=members[0].solution,
                     responses=texts,
-                    response_ids=[token_array(rows[row].response_ids) for row in members],
-                    rewards=[float(rewards[row]) for row in members],
-                    correct=[bool(correct[row]) for row in members],
+                    response_ids=[token_array(row.response_ids) for row in members],
+                    rewards=rewards[first_row:end].tolist(),
+                    correct=[bool(is_correct) for is_correct in correct[first_row:end]],
                 )
             )
+            first_row = end
         by_value = self._estimator.negative.counts_by_value
         return described_groups(prompts, self._pool, self.texts, seed=self._seed, step=step, with_values=by_value)
 
@@ -245,10 +253,13 @@ class Credit:
 
     def _placed(self, reference: Reference, row: Row, group: RolloutGroup) -> Hint | None:
         """Returns what remains of a reference to show; None if its text is empty, or the row has no images to change."""
+        changes_images = reference.blind or reference.masked is not None
+        if changes_images and not row.has_images:
+            return None
         if reference.masked is not None:
-            return Hint(mask=mask_for(group, reference.masked)) if row.has_images else None
+            return Hint(mask=mask_for(group, reference.masked))
         if reference.blind:
-            return Hint() if row.has_images else None
+            return Hint()
         text = self._wording.reference_text(reference)
         return Hint(text=text) if text else None
 
@@ -270,8 +281,9 @@ class _Scored:
         self.sizes: list[int] = []
         first = 0
         for size in sizes:
-            members = [row for row in range(first, first + size) if has_reward[row]]
-            first += size
+            end = first + size
+            members = [row for row in range(first, end) if has_reward[row]]
+            first = end
             if len(members) >= at_least:
                 self.rows += members
                 self.sizes.append(len(members))
@@ -284,12 +296,15 @@ class _Scored:
             live_of_all[self.rows] = live
             shown_to_all: dict[str, list[Hint | None]] = {}
             for view, hints in shown.items():
-                shown_to_all[view] = [None] * num_rows
+                hint_of_row: list[Hint | None] = [None] * num_rows
                 for row, hint in zip(self.rows, hints, strict=True):
-                    shown_to_all[view][row] = hint
-            old, teachers = score(live_of_all, shown_to_all)
-            teachers_of_these = {view: log_probs[self.rows] for view, log_probs in teachers.items()}
-            return old[self.rows], teachers_of_these
+                    hint_of_row[row] = hint
+                shown_to_all[view] = hint_of_row
+            old_log_probs, teacher_log_probs = score(live_of_all, shown_to_all)
+            teachers_of_these: dict[str, Tensor] = {}
+            for view, log_probs in teacher_log_probs.items():
+                teachers_of_these[view] = log_probs[self.rows]
+            return old_log_probs[self.rows], teachers_of_these
 
         return score_these
 

@@ -8,7 +8,7 @@ Names of the hub are not checked: the user has chosen such a name, and the hub's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,18 @@ from cepo.files.trees import Fields, Tree, is_list, is_mapping
 from cepo.models import folder_values
 from cepo.models.families import FAMILIES, TOKENIZERS, is_part, processors_of
 
-CONFIG, GENERATION_CONFIG, WEIGHTS_INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS_INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
-_ADAPTER, _MISTRAL = "adapter_config.json", "tekken.json"
-_TOKENIZER_CONFIG, _SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+_ADAPTER = "adapter_config.json"
+_MISTRAL = "tekken.json"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_SPECIAL_TOKENS = "special_tokens_map.json"
+_ADDED_TOKENS = "added_tokens.json"
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _CHECKED = (
-    CONFIG, GENERATION_CONFIG, _TOKENIZER_CONFIG, _SPECIAL_TOKENS, *_PROCESSORS, "chat_template.json", "added_tokens.json",
+    CONFIG, GENERATION_CONFIG, _TOKENIZER_CONFIG, _SPECIAL_TOKENS, *_PROCESSORS, "chat_template.json", _ADDED_TOKENS,
 )  # fmt: skip
 """The JSON files that transformers reads, except the tokenizer's own."""
 _TIED = "lm_head.weight"
@@ -60,11 +65,13 @@ def check_model_folder(path: str, *, trusted: bool = False) -> None:
     if not folder.is_dir():
         return
     for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
-        if not file.is_dir():
-            copied = file.suffix in _COPIED
-            open_regular(
-                file, within=hub_folder(folder) if copied else None, largest=LARGEST_JSON if copied else None
-            ).close()
+        if file.is_dir():
+            continue
+        if file.suffix in _COPIED:
+            opened = open_regular(file, within=hub_folder(folder), largest=LARGEST_JSON)
+        else:
+            opened = open_regular(file, within=None, largest=None)
+        opened.close()
     if (folder / CONFIG).exists() and (folder / _ADAPTER).exists():
         raise DataError(
             f"{folder / _ADAPTER} would change the model whose {CONFIG} is beside it; merge the adapter into the model, or "
@@ -89,20 +96,32 @@ def check_index(folder: Path) -> None:
     index = folder / WEIGHTS_INDEX
     if not index.exists():
         return
-    names = read_json(index, dict).get("weight_map")
-    inside = is_mapping(names) and all(isinstance(name, str) and Path(name).name == name for name in names.values())
-    if not inside or not names:
+    weights_of_files = _weights_of_files(read_json(index, dict).get("weight_map"))
+    if not weights_of_files:
         raise DataError(f"{index} does not map weights to files of its folder")
-    for file in sorted(set(names.values())):
+    for file, weights in sorted(weights_of_files.items()):
         if not file.endswith(".safetensors"):
             raise DataError(f"{index} names {file[:100]!a}, which is no file of safetensors")
         try:
             with safe_open(folder / file, "pt") as tensors:
-                missing = sorted({name for name, place in names.items() if place == file} - {*tensors.keys(), _TIED})
+                missing = sorted(weights - {*tensors.keys(), _TIED})
         except (OSError, SafetensorError, ValueError) as error:
             raise DataError(f"{folder / file}, which {WEIGHTS_INDEX} names, cannot be read: {error}") from error
         if missing:
             raise DataError(f"{folder / file} lacks {len(missing)} weights of the index, such as {missing[0][:100]!a}")
+
+
+def _weights_of_files(file_of_weight: object) -> dict[str, set[str]]:
+    """Returns the weights of each file of an index; none if it does not map weights to files of its own folder."""
+    weights_of_files: dict[str, set[str]] = {}
+    if not is_mapping(file_of_weight):
+        return {}
+    for weight, file in file_of_weight.items():
+        is_inside = isinstance(file, str) and Path(file).name == file
+        if not is_inside:
+            return {}
+        weights_of_files.setdefault(file, set()).add(weight)
+    return weights_of_files
 
 
 def _check_names(file: Path, tree: Fields, config: Fields, *, trusted: bool) -> None:
@@ -124,7 +143,8 @@ def _check_names(file: Path, tree: Fields, config: Fields, *, trusted: bool) -> 
             raise DataError(
                 f"{file}: {name} names a file to open; remove it, since the folder's own files are found by name"
             )
-        for text in (value, *value) if is_list(value) else (value,):
+        texts = value if is_list(value) else [value]
+        for text in texts:
             if isinstance(text, str) and _PATH.match(text):
                 raise DataError(f"{file}: {name} is {text[:100]!a}, which leads out of the folder; remove it")
 
@@ -132,14 +152,18 @@ def _check_names(file: Path, tree: Fields, config: Fields, *, trusted: bool) -> 
 def _check_class(file: Path, name: str, value: object, config: Fields) -> None:
     """Refuses an entry that names another class than those of the supported families."""
     if name in _READERS:
-        known = [f"{start}{end}" for start in processors_of(config.get("model_type")) for end in _READERS[name]]
+        known = []
+        for start in processors_of(config.get("model_type")):
+            known += [start + end for end in _READERS[name]]
     elif name == "tokenizer_class":
         known = list(TOKENIZERS)
     elif name == "backend":
         known = ["tokenizers"]
     else:
         return
-    if not isinstance(value, str) or re.sub("(Fast|Pil)$", "", value) not in known:
+    # transformers has variants of a class under names with these endings.
+    is_known = isinstance(value, str) and re.sub("(Fast|Pil)$", "", value) in known
+    if not is_known:
         raise DataError(
             f"{file}: {name} is {str(value)[:100]!a}, which no supported family has; accepted: {', '.join(known)}"
         )
@@ -161,8 +185,9 @@ def _check_values(folder: Path, files: Fields, config: Fields, *, trusted: bool)
         strange = [name for name in files[_SPECIAL_TOKENS] if not str(name).endswith(("_token", "_tokens"))]
         if strange:
             raise DataError(f"{folder / _SPECIAL_TOKENS}: {strange[0][:100]!a} is not the name of a token")
-    if "added_tokens.json" in files and not all(type(index) is int for index in files["added_tokens.json"].values()):
-        raise DataError(f"{folder / 'added_tokens.json'} does not map tokens to their numbers")
+    for index in files.get(_ADDED_TOKENS, {}).values():
+        if type(index) is not int:
+            raise DataError(f"{folder / _ADDED_TOKENS} does not map tokens to their numbers")
 
 
 def _check_parts(file: Path, config: Fields) -> None:
@@ -171,22 +196,29 @@ def _check_parts(file: Path, config: Fields) -> None:
         return
     for name, part in config.items():
         kind = part.get("model_type") if is_mapping(part) else None
-        if kind is not None and not (isinstance(kind, str) and is_part(kind)):
+        is_supported = isinstance(kind, str) and is_part(kind)
+        if kind is not None and not is_supported:
             raise DataError(f"{file}: {name}.model_type is {str(kind)[:100]!a}, which no supported family has")
 
 
 def entries(tree: object) -> Iterator[tuple[str, Any]]:
     """Yields the entries of all mappings in a JSON file."""
-    for name, value in tree.items() if is_mapping(tree) else ():
-        yield str(name), value
-        yield from entries(value)
-    for value in tree if is_list(tree) else ():
-        yield from entries(value)
+    if is_mapping(tree):
+        for name, value in tree.items():
+            yield str(name), value
+            yield from entries(value)
+    elif is_list(tree):
+        for value in tree:
+            yield from entries(value)
 
 
 def mappings(tree: object) -> Iterator[Tree]:
     """Yields all mappings in a JSON file."""
+    values: Iterable[object] = ()
     if is_mapping(tree):
         yield dict(tree)
-    for value in tree.values() if is_mapping(tree) else tree if is_list(tree) else ():
+        values = tree.values()
+    elif is_list(tree):
+        values = tree
+    for value in values:
         yield from mappings(value)

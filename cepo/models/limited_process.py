@@ -35,31 +35,41 @@ def ask(work: str, request: Fields, *, seconds: float) -> tuple[str, Any]:
     The answer is a kind with what belongs to it; ("memory", the limit) or ("ended", the exit code) if the work ended the
     process. It is ended by SIGPROF after `seconds` of processor time.
     """
-    with _locks.setdefault(os.getpid(), threading.Lock()):
-        process = _processes.pop(os.getpid(), None) or _start()  # kept only if it answers this request
+    message = json.dumps({"work": work, "seconds": seconds, "request": request})
+    this_process = os.getpid()
+    lock = _locks.setdefault(this_process, threading.Lock())
+    with lock:
+        process = _processes.pop(this_process, None) or _start()  # kept only if it answers this request
         assert process.stdin is not None and process.stdout is not None, "both are pipes"
         line = b""
         with suppress(BrokenPipeError):  # it ended before it read the request
-            process.stdin.write(json.dumps({"work": work, "seconds": seconds, "request": request}).encode() + b"\n")
+            process.stdin.write(message.encode() + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
         if not line:
             process.communicate()
             return "ended", process.returncode
-        _processes[os.getpid()] = process
-        kind, answer = json.loads(line)
-        return kind, answer
+        _processes[this_process] = process
+    kind, answer = json.loads(line)
+    return kind, answer
 
 
 def _start() -> subprocess.Popen[bytes]:
-    python_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
-    limited = {"PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    python_path = [_PACKAGE_PARENT]
+    if os.environ.get("PYTHONPATH"):
+        python_path.append(os.environ["PYTHONPATH"])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(python_path),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "cepo.models.limited_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **limited},
+        env=environment,
     )
 
 
@@ -73,11 +83,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
+        message = json.loads(line)
+        work = works[message["work"]]
         # Processor time, so that a paused machine exceeds no limit. The signal ends the process, in whatever code it is.
-        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
+        signal.setitimer(signal.ITIMER_PROF, message["seconds"])
         try:
-            answer: tuple[str, Any] = works[asked["work"]](asked["request"])
+            answer: tuple[str, Any] = work(message["request"])
         except MemoryError:
             answer = "memory", f"{_MOST_BYTES >> 30} GiB"
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -77,7 +77,8 @@ def read_tokenizer(request: Fields) -> tuple[str, Any]:
     except (MemoryError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a panic of native code is no Exception
-        return "fault", f"cannot be used: {error!s:.300}" if str(error) else type(error).__name__
+        description = f"cannot be used: {error!s:.300}" if str(error) else type(error).__name__
+        return "fault", description
     if not ids:
         return "fault", "makes no tokens of a text"
     if len(ids) > _MOST_TOKENS_PER_CHARACTER * len(_PROBE):
@@ -87,7 +88,8 @@ def read_tokenizer(request: Fields) -> tuple[str, Any]:
 
 def _check_parts(tree: Fields) -> None:
     for name, kinds in KINDS.items():
-        parts = list(_parts(tree.get(name), _kind_of_model if name == "model" else _kind_of))
+        kind_of = _kind_of_model if name == "model" else _kind_of
+        parts = list(_parts(tree.get(name), kind_of))
         if len(parts) > _MOST_PARTS:
             raise DataError(f"its {name} has {len(parts)} parts; accepted: at most {_MOST_PARTS}")
         for kind, part in parts:
@@ -106,7 +108,9 @@ def _kind_of(part: Fields) -> str:
 
 def _kind_of_model(part: Fields) -> str:
     """Returns the kind of a tokenizer's model; old files of a BPE do not say it."""
-    return str(part.get("type") or ("BPE" if "merges" in part else None))
+    if not part.get("type") and "merges" in part:
+        return "BPE"
+    return _kind_of(part)
 
 
 def _parts(part: object, kind_of: Callable[[Fields], str]) -> Iterator[tuple[str, Fields]]:
@@ -117,32 +121,45 @@ def _parts(part: object, kind_of: Callable[[Fields], str]) -> Iterator[tuple[str
         raise DataError(f"a part is {str(part)[:100]!a}, not a mapping")
     yield kind_of(part), part
     for name in ("normalizers", "pretokenizers", "processors", "decoders"):
-        inner = part.get(name)
-        if inner is not None and not is_list(inner):
+        inner_parts = part.get(name)
+        if inner_parts is None:
+            continue
+        if not is_list(inner_parts):
             raise DataError(f"{name} is not a list")
-        for each in inner or ():
-            yield from _parts(each, kind_of)
+        for inner_part in inner_parts:
+            yield from _parts(inner_part, kind_of)
 
 
 def _check_part(name: str, kind: str, part: Fields) -> None:
     """Refuses patterns other than those of the families, and replacements that make a text longer."""
     if kind == "BPE" and part.get("dropout") not in (None, 0, 0.0):
         raise DataError("its model has a dropout, so that a text would have other tokens each time")
-    pattern = part.get("pattern")
     if kind in ("Split", "Replace"):
-        if not is_mapping(pattern) or set(pattern) - {"String", "Regex"}:
+        pattern = part.get("pattern")
+        if not is_mapping(pattern):
             raise DataError(f"its {name} has a {kind} without a pattern")
-        regex, text = pattern.get("Regex"), pattern.get("String")
-        if regex is not None:
-            _check_expression(name, kind, str(regex))
-        if regex is None and not (isinstance(text, str) and 0 < len(text) <= _LONGEST_TEXT):
-            raise DataError(f"its {name} has a {kind} without a pattern")
-        content = part.get("content", "")
-        if kind == "Replace" and not (isinstance(content, str) and len(content) <= len(text or " ")):
-            raise DataError(f"its {name} replaces a text by a longer one")
+        _check_pattern(name, kind, pattern)
+        if kind == "Replace":
+            text = pattern.get("String")
+            longest = len(text) if text else 1  # what an expression replaces has at least one character
+            content = part.get("content", "")
+            if not isinstance(content, str) or len(content) > longest:
+                raise DataError(f"its {name} replaces a text by a longer one")
     for entry in ("prepend", "content", "replacement"):
         if len(str(part.get(entry, ""))) > _LONGEST_TEXT:
             raise DataError(f"its {name} has a long {entry}")
+
+
+def _check_pattern(name: str, kind: str, pattern: Fields) -> None:
+    """Refuses a pattern that is neither a regular expression of bounded time nor a text."""
+    regex = pattern.get("Regex")
+    if regex is not None:
+        _check_expression(name, kind, str(regex))
+    text = pattern.get("String")
+    has_text = isinstance(text, str) and 0 < len(text) <= _LONGEST_TEXT
+    is_complete = regex is not None or has_text
+    if not is_complete or not pattern.keys() <= {"String", "Regex"}:
+        raise DataError(f"its {name} has a {kind} without a pattern")
 
 
 def _check_expression(name: str, kind: str, regex: str) -> None:
@@ -163,24 +180,30 @@ def _try_expressions(tree: Fields) -> None:
     from tokenizers.pre_tokenizers import Split
 
     for kind, part in _parts(tree.get("pre_tokenizer"), _kind_of):
-        regex = part["pattern"].get("Regex") if kind == "Split" else None
-        if regex is not None:
-            split = Split(Regex(regex), "isolated")
-            for row in split_pattern.rows(regex):
-                split.pre_tokenize_str(row)
+        if kind != "Split":
+            continue
+        regex = part["pattern"].get("Regex")
+        if regex is None:
+            continue
+        split = Split(Regex(regex), "isolated")
+        for row in split_pattern.rows(regex):
+            split.pre_tokenize_str(row)
 
 
 def _check_tokens(tree: Fields) -> None:
     """Refuses ids of tokens that are no numbers of a vocabulary, and added tokens without a text."""
+    ids: list[Any] = []
     model = tree.get("model")
-    tokens = model.get("vocab") if is_mapping(model) else None
-    ids = list(tokens.values()) if is_mapping(tokens) else []
+    vocabulary = model.get("vocab") if is_mapping(model) else None
+    if is_mapping(vocabulary):
+        ids += vocabulary.values()
     added = tree.get("added_tokens") or []
     if not is_list(added) or not all(is_mapping(token) for token in added):
         raise DataError("its added_tokens are not a list of tokens")
     for token in added:
         content = token.get("content")
-        if not isinstance(content, str) or not 0 < len(content) <= _LONGEST_TEXT:
+        has_text = isinstance(content, str) and 0 < len(content) <= _LONGEST_TEXT
+        if not has_text:
             raise DataError(
                 f"an added token is {str(content)[:100]!a}; accepted: texts of 1 to {_LONGEST_TEXT:,} characters"
             )

@@ -35,12 +35,13 @@ def check_stored(folder: Path, model: nn.Module) -> None:
         try:
             with safe_open(file, "pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
-                    part = tensors.get_slice(name)
-                    if part.get_dtype() not in _FLOATING and not _POSITIONS.fullmatch(name):
+                    tensor = tensors.get_slice(name)
+                    dtype = tensor.get_dtype()
+                    if dtype not in _FLOATING and not _POSITIONS.fullmatch(name):
                         raise DataError(
-                            f"{file}: {name[:100]!a} has the type {part.get_dtype()}; weights are {', '.join(_FLOATING)}"
+                            f"{file}: {name[:100]!a} has the type {dtype}; weights are {', '.join(_FLOATING)}"
                         )
-                    stored += math.prod(part.get_shape())
+                    stored += math.prod(tensor.get_shape())
         except (OSError, SafetensorError) as error:
             raise DataError(f"{file} cannot be read: {error}") from error
     declared = sum(weight.numel() for weight in model.parameters())
@@ -56,18 +57,28 @@ def check_loaded(info: Any, *, is_critic: bool) -> None:
     Tied weights count as loaded. Of the critic, the head may be missing or another, because it gets a new one.
     """
 
-    def left(names: Iterable[Any]) -> list[str]:
-        texts = sorted(str(name) for name in names)
-        return [text for text in texts if not _HARMLESS.fullmatch(text) and not (is_critic and _HEADS.fullmatch(text))]
-
-    faults = {
-        "lack weights of the model": left(info["missing_keys"]),
-        "have weights that the model does not have": left(info["unexpected_keys"]),
-        "have weights of other shapes than the model": left(each[0] for each in info["mismatched_keys"]),
+    names_of_other_shape = [name for name, *_ in info["mismatched_keys"]]
+    differences: dict[str, Iterable[Any]] = {
+        "lack weights of the model": info["missing_keys"],
+        "have weights that the model does not have": info["unexpected_keys"],
+        "have weights of other shapes than the model": names_of_other_shape,
     }
-    for words, names in faults.items():
+    for description, all_names in differences.items():
+        names = _harmful(all_names, is_critic=is_critic)
         if names:
-            more = ", ..." if len(names) > 3 else ""
-            raise DataError(f"the files {words}: {len(names)} ({', '.join(name[:100] for name in names[:3])}{more})")
+            examples = ", ".join(name[:100] for name in names[:3])
+            if len(names) > 3:
+                examples += ", ..."
+            raise DataError(f"the files {description}: {len(names)} ({examples})")
     if info["error_msgs"]:
         raise DataError(f"the files cannot be read: {info['error_msgs'][0]!s:.300}")
+
+
+def _harmful(names: Iterable[Any], *, is_critic: bool) -> list[str]:
+    """Returns the names, sorted, without those of what is computed and, for a critic, without those of heads."""
+    harmful: list[str] = []
+    for name in sorted(str(name) for name in names):
+        is_replaced_head = is_critic and _HEADS.fullmatch(name)
+        if not _HARMLESS.fullmatch(name) and not is_replaced_head:
+            harmful.append(name)
+    return harmful

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
 import torch
@@ -75,7 +75,9 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         states: dict[int, Tensor] = {}
 
         def compute(part: RankPass) -> Tensor:
-            teachers = self._reference_of(part, rows) if result == "reference_kl" else ()
+            teachers: tuple[TeacherStates, ...] = ()
+            if result == "reference_kl":
+                teachers = self._reference_of(part, rows)
             scores: TokenScores = self.module(
                 self.collate(part),
                 teachers,
@@ -88,17 +90,19 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
                 for row, hidden in zip(part.rows, hidden_of_rows, strict=True):
                     if row.view == kept_view and row.row is not None:
                         states[row.row] = hidden
-            if result == "reference_kl":
-                return scores.divergences[0] if scores.divergences else scores.log_probs
-            return scores.log_probs if scores.entropies is None else scores.entropies
+            if scores.divergences:
+                return scores.divergences[0]
+            if scores.entropies is not None:
+                return scores.entropies
+            return scores.log_probs  # also of a filler's pass, whose values are dropped
 
-        weights = None
+        chosen_weights: AbstractContextManager[None] = nullcontext()
         if options.get("as_reference"):
-            weights = self.reference_weights
-            assert weights is not None, "no KL penalty was announced"
+            assert self.reference_weights is not None, "no KL penalty was announced"
+            chosen_weights = self.reference_weights.active()
         elif options.get("as_teacher"):
-            weights = self.teacher_weights
-        with nullcontext() if weights is None else weights.active():
+            chosen_weights = self.teacher_weights.active()
+        with chosen_weights:
             results = self._evaluate(rows, compute, "scoring")
             if kept_view is not None:
                 self.kept.keep(kept_view, states, self.module)

@@ -29,7 +29,8 @@ def build_scoring_model(config: ActorConfig, *, temperature: float, seed: int) -
     compute_dtype = pretrained.torch_dtype(config.fsdp.mp_param_dtype)
     with_adapter = config.model.lora.rank > 0
     quantization = pretrained.quantization_of(config.model.lora, dtype=compute_dtype)
-    base = _load_model(config, "worker.actor.model", compute_dtype if with_adapter else trained_dtype, quantization)
+    base_dtype = compute_dtype if with_adapter else trained_dtype
+    base = _load_model(config, "worker.actor.model", base_dtype, quantization)
     if config.model.fp32_logits and compute_dtype is not torch.float32:
         use_float32_logits(base)
     model = base
@@ -45,7 +46,8 @@ def build_scoring_model(config: ActorConfig, *, temperature: float, seed: int) -
 def build_value_model(config: CriticConfig, processing: Processing, *, seed: int) -> ValueModel:
     """Builds the sharded critic: the checkpoint with its LM head replaced by a value head initialised from `seed`."""
     mesh = data_parallel_mesh(config.fsdp.fsdp_size)
-    model = _load_model(config, "worker.critic.model", pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32"))
+    dtype = pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32")
+    model = _load_model(config, "worker.critic.model", dtype)
     _require_vocabulary(model, processing, config.model.model_path)
     del model.lm_head
     value_model = ValueModel(model, seed=seed)
@@ -56,13 +58,15 @@ def build_value_model(config: CriticConfig, processing: Processing, *, seed: int
 def _load_model(config: ActorConfig | CriticConfig, section: str, dtype: torch.dtype, quantization: Any = None) -> Any:
     settings = config.model
     assert settings.model_path is not None, "the critic's settings come resolved"
+    is_sent_by_first_rank = config.fsdp.enable_rank0_init and quantization is None
+    reads_weights = dist.get_rank() == 0 or not is_sent_by_first_rank
     model = pretrained.load_model(
         settings.model_path,
         dtype=dtype,
         trust_remote_code=settings.trust_remote_code,
         override_config=settings.override_config,
         section=section,
-        with_weights=quantization is not None or not config.fsdp.enable_rank0_init or dist.get_rank() == 0,
+        with_weights=reads_weights,
         quantization=quantization,
     )
     if settings.freeze_vision_tower:
@@ -112,9 +116,13 @@ def _distribute(
         parameter.data = parameter.data.to(pretrained.torch_dtype(fsdp.mp_param_dtype))
     packed = pretrained.quantised_weights(root).values()
 
-    offload = CPUOffloadPolicy() if fsdp.enable_cpu_offload and device.type != "cpu" else OffloadPolicy()
+    offload = OffloadPolicy()
+    if fsdp.enable_cpu_offload and device.type != "cpu":
+        offload = CPUOffloadPolicy()
     from_first_rank = fsdp.enable_rank0_init and not packed
-    state = root.state_dict() if from_first_rank and dist.get_rank() == 0 else {}
+    state: dict[str, Any] = {}
+    if from_first_rank and dist.get_rank() == 0:
+        state = root.state_dict()
     blocks = pretrained.sharded_blocks(base, without=whole_tower)
     _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*whole_weights, *packed})
     if from_first_rank:

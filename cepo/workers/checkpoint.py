@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor, Shard
 from cepo.errors import CheckpointError
 from cepo.files.foreign import size_of
 from cepo.models.pretrained import write_quantization
+from cepo.rollout.generator import AdapterWeights
 from cepo.workers.actor import Actor
 from cepo.workers.critic import Critic
 
@@ -46,14 +47,17 @@ def save_state(worker: Actor | Critic, folder: Path, *, weights_only: bool = Fal
     """
     state = _weights(worker) if weights_only else _state(worker)
     tensors = _tensors(state)
-    adapted = worker if isinstance(worker, Actor) and worker.has_adapter else None
-    adapter = None if adapted is None else adapted.adapter_weights()  # collective, so before a write can fail
-    notes = {} if weights_only else {"random": _random_state()}
+    adapter: AdapterWeights | None = None
+    if isinstance(worker, Actor) and worker.has_adapter:
+        adapter = worker.adapter_weights()  # collective, so before a write can fail
+    notes: dict[str, Any] = {}
+    if not weights_only:
+        notes["random"] = _random_state()
     write_shards(tensors, folder / SHARDS, notes)
     worker.offload_optimizer()
-    if adapted is not None and adapter is not None and dist.get_rank() == 0:
+    if isinstance(worker, Actor) and adapter is not None and dist.get_rank() == 0:
         adapter.write(folder / ADAPTER)
-        write_quantization(adapted.module.base, folder / ADAPTER)
+        write_quantization(worker.module.base, folder / ADAPTER)
 
 
 def load_state(worker: Actor | Critic, folder: Path) -> None:
@@ -74,7 +78,8 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
     for group in worker.optimizer.param_groups:
         group.update(worker.optimizer.defaults)
     worker.offload_optimizer()
-    source_rank = dist.get_rank() if dist.get_rank() < len(shards.notes) else 0
+    rank = dist.get_rank()
+    source_rank = rank if rank < len(shards.notes) else 0
     try:
         _set_random_state(shards.notes[source_rank]["random"])
     except Exception as error:  # the random state of a stranger can be anything
@@ -92,8 +97,9 @@ def load_weights(worker: Actor | Critic, folder: Path) -> None:
     set_model_state_dict(worker.module, state["model"], options=_TRAINED)
     if not isinstance(worker, Actor):
         return
-    copies = {f"teacher.{name}": copy for name, copy in worker.teacher_weights.copies.items()}
-    if all(shards.shapes.get(name) == shape_of(copy) for name, copy in copies.items()):
+    copies = _tensors({"teacher": worker.teacher_weights.copies})
+    has_all_copies = all(shards.shapes.get(name) == shape_of(copy) for name, copy in copies.items())
+    if has_all_copies:
         shards.fill(copies)
     else:
         worker.teacher_weights.catch_up()
@@ -153,8 +159,14 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _random_state() -> dict[str, Any]:
-    cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() else None
-    return {"torch": torch.get_rng_state().tolist(), "python": random.getstate(), "cuda": cuda}
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
+        "cuda": None,
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state().tolist()
+    return state
 
 
 def _set_random_state(saved: Mapping[str, Any]) -> None:
@@ -266,13 +278,16 @@ class Shards:
         """Copies stored tensors to those of the same names, which are whole or this rank's shards."""
         for name, tensor in tensors.items():
             target, begin = _own_rows(tensor.detach())
-            for first, end, file in self._stored[name]:
-                start = max(first, begin)
-                stop = min(end, begin + len(target))
-                if start < stop:
-                    with _reading(self._folder):
-                        rows = file.get_slice(name)[start - first : stop - first]
-                        target[start - begin : stop - begin].copy_(rows)
+            for part in self._stored[name]:
+                # The rows that the file has and this rank needs, as rows of the whole tensor.
+                start = max(part.first, begin)
+                stop = min(part.end, begin + len(target))
+                if start >= stop:
+                    continue
+                with _reading(self._folder):
+                    stored_slice = part.file.get_slice(name)
+                    rows = stored_slice[start - part.first : stop - part.first]
+                    target[start - begin : stop - begin].copy_(rows)
 
     def _add(self, path: Path) -> None:
         size_of(path, within=self._folder)
@@ -284,7 +299,8 @@ class Shards:
             first, total = positions[name]
             stored_slice = file.get_slice(name)
             num_rows, *row_shape = stored_slice.get_shape()
-            if not type(first) is type(total) is int:
+            are_whole_numbers = type(first) is int and type(total) is int
+            if not are_whole_numbers:
                 raise ValueError(f"the rows of {name!a} are no whole numbers")
             shape = (total, *row_shape)
             if self.shapes.setdefault(name, shape) != shape:
@@ -347,8 +363,8 @@ def _own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     shard_axis = mesh.ndim - 1
     assert tensor.placements[-1] == Shard(0), f"the placement {tensor.placements} is not one of FSDP"
     rows_per_rank = -(-len(tensor) // mesh.size(shard_axis))  # rounded up
-    # Ranks after the last row have none.
-    first = min(mesh.get_local_rank(shard_axis) * rows_per_rank, len(tensor))
+    first = mesh.get_local_rank(shard_axis) * rows_per_rank
+    first = min(first, len(tensor))  # ranks after the last row have none
     return tensor.to_local(), first
 
 

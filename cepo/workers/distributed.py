@@ -90,7 +90,9 @@ class GatheredWeights(Mapping[str, Tensor]):
 
     def __init__(self, module: nn.Module) -> None:
         reshard(module)
-        self._shards = {name.removeprefix(self.prefix): tensor for name, tensor in module.state_dict().items()}
+        self._shards: dict[str, Any] = {}
+        for name, tensor in module.state_dict().items():
+            self._shards[name.removeprefix(self.prefix)] = tensor
         self._names = {name: name for name in self._shards}
 
     @torch.no_grad()
@@ -117,13 +119,14 @@ def trained_weights(module: nn.Module) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            whole = whole_tensor(parameter.detach().to(this_device()))
-            weights[name.removeprefix(GatheredWeights.prefix)] = whole
-    block = torch.cat([tensor.flatten() for tensor in weights.values()]).cpu()
-    flat_copies = block.split([tensor.numel() for tensor in weights.values()])
+            on_device = parameter.detach().to(this_device())
+            weights[name.removeprefix(GatheredWeights.prefix)] = whole_tensor(on_device)
+    flat_weights = [weight.flatten() for weight in weights.values()]
+    sizes = [len(flat_weight) for flat_weight in flat_weights]
+    block = torch.cat(flat_weights).cpu()
     copies: dict[str, Tensor] = {}
-    for (name, tensor), flat_copy in zip(weights.items(), flat_copies, strict=True):
-        copies[name] = flat_copy.view(tensor.shape)
+    for name, flat_copy in zip(weights, block.split(sizes), strict=True):
+        copies[name] = flat_copy.view(weights[name].shape)
     return copies
 
 

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -167,7 +167,9 @@ def _declared_dtype(base: BaseModel) -> torch.dtype:
     config: Any = pretrained.read_config(base.path, trust_remote_code=base.trust_remote_code)
     # Older checkpoints declare the type only in their text part, or not at all.
     text_config = getattr(config, "text_config", None)
-    declared = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
+    declared = getattr(config, "dtype", None)
+    if declared is None:
+        declared = getattr(text_config, "dtype", None)
     if isinstance(declared, str):
         declared = getattr(torch, declared)
     return declared or torch.float32
@@ -177,9 +179,10 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
     adapter = read_adapter(folder)
-    settings = {name: value for name, value in adapter.adapter_config.items() if name != "peft_type"}
+    settings: dict[str, Any] = dict(adapter.adapter_config)
+    settings.pop("peft_type", None)  # which the class says
     try:
-        wrapped: Any = get_peft_model(model, LoraConfig(**cast(Any, settings)), autocast_adapter_dtype=False)
+        wrapped: Any = get_peft_model(model, LoraConfig(**settings), autocast_adapter_dtype=False)
         result: Any = set_peft_model_state_dict(wrapped, dict(adapter.tensors))
     except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"the adapter {folder} does not fit this base model: {error}") from error
@@ -223,10 +226,13 @@ def _untrained(model: Any, weights: Mapping[str, torch.Tensor], saved_names: Col
         is_tied = tensor.data_ptr() in saved_addresses
         if name not in saved_names and not is_tied:
             missing.add(name)
-    vision_prefixes = tuple(f"{_TRAINED}model.{name}." for name in family_of(model.config).vision_modules)
+    vision_modules = family_of(model.config).vision_modules
+    vision_prefixes = tuple(f"{_TRAINED}model.{module}." for module in vision_modules)
     tower = {name for name in weights if name.startswith(vision_prefixes)}
-    # A tower was frozen if none of its weights were saved.
-    return missing - tower if tower <= missing else missing
+    was_tower_frozen = tower <= missing  # none of its weights were saved
+    if was_tower_frozen:
+        missing -= tower
+    return missing
 
 
 def _require_none(names: Iterable[str], complaint: str) -> None:
@@ -279,8 +285,11 @@ def _publish(folder: Path, family: Family) -> None:
     index = folder / "model.safetensors.index.json"
     if published_names and index.is_file():
         content = json.loads(index.read_text(encoding="utf-8"))
-        weight_map = content["weight_map"]
-        content["weight_map"] = {published_names.get(name, name): file for name, file in weight_map.items()}
+        weight_map: dict[str, str] = {}
+        for name, file_name in content["weight_map"].items():
+            published_name = published_names.get(name) or name
+            weight_map[published_name] = file_name
+        content["weight_map"] = weight_map
         index.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
@@ -354,8 +363,11 @@ def _check_settings(recorded: dict[str, Any]) -> None:
     from peft import LoraConfig
 
     defaults = LoraConfig().to_dict()
-    unread = recorded.keys() - {*_READ, *_NEEDLESS}
-    foreign = sorted(name for name in unread if recorded[name] and recorded[name] != defaults.get(name))
+    foreign: list[str] = []
+    for name in sorted(recorded.keys() - {*_READ, *_NEEDLESS}):
+        is_set = recorded[name] and recorded[name] != defaults.get(name)
+        if is_set:
+            foreign.append(name)
     if foreign:
         raise ValueError(f"{ADAPTER_CONFIG} has settings that cepo does not read: {', '.join(foreign)}")
     rank = recorded.get("r")
@@ -370,5 +382,6 @@ def _check_settings(recorded: dict[str, Any]) -> None:
     if recorded.get("bias", "none") != "none":
         raise ValueError(f"{ADAPTER_CONFIG} has bias {recorded['bias']!a}; an adapter of cepo has none")
     modules = recorded.get("modules_to_save")
-    if modules is not None and not (is_list(modules) and all(isinstance(name, str) for name in modules)):
+    are_names = is_list(modules) and all(isinstance(name, str) for name in modules)
+    if modules is not None and not are_names:
         raise ValueError(f"{ADAPTER_CONFIG} has modules_to_save that are not a list of names")

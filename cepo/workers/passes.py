@@ -197,7 +197,7 @@ class _Planner:
             branches.setdefault(next_token, {})[identities] = context_rows
         cut = num_common
         begins_with_placeholder = any(next_token and next_token[0] < 0 for next_token in branches)
-        if begins_with_placeholder:
+        if begins_with_placeholder:  # the cut would divide a run of placeholders
             while cut > 0 and first[cut - 1] < 0:
                 cut -= 1
         if cut - start >= self._min_shared:
@@ -417,14 +417,19 @@ class Passes:
     def _own_passes(self, rows: Sequence[ScoringRow], forest: TokenForest | None, size: int) -> list[list[int]]:
         if self._longest_row is not None:
             budget = size * self._longest_row
-            return padded_batches(rows, budget) if forest is None else pack_rows(forest, budget=budget)
+            if forest is None:
+                return padded_batches(rows, budget)
+            return pack_rows(forest, budget=budget)
         order: list[int] = []
         if forest is None:
             order = by_length(rows)
         else:
             for family in families(forest):
                 order += family
-        return [order[start : start + size] for start in range(0, len(order), size)]
+        passes: list[list[int]] = []
+        for start in range(0, len(order), size):
+            passes.append(order[start : start + size])
+        return passes
 
     def _largest(self, values: list[int]) -> list[int]:
         tensor = torch.tensor(values, dtype=torch.long, device=self._device)

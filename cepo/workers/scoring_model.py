@@ -73,10 +73,9 @@ def collate(
         multiple_of: the packed row's length is padded to a multiple of this. The default is the attention's block size
             on GPUs, so that kernels get whole blocks, and 1 on CPUs.
     """
-    if forest is None:
-        places = _padded_places(rows)
-    else:
-        places = _packed_places(rows, forest, multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
+    if multiple_of is None:
+        multiple_of = 1 if device.type == "cpu" else BLOCK_SIZE
+    places = _padded_places(rows) if forest is None else _packed_places(rows, forest, multiple_of)
     num_rows, length = places.shape
     input_ids = torch.full((num_rows * length,), processing.pad_token_id)
     position_ids = torch.zeros(3, num_rows * length, dtype=torch.long)
@@ -128,10 +127,10 @@ def _padded_places(rows: Sequence[ScoringRow]) -> _Places:
         begin = number * length
         whole_row = Segment(row=number, start=0, stop=row.num_tokens, parent=-1)
         segments.append((whole_row, begin))
-        # A token predicts its successor, so the first of these is the context's last token.
-        last_of_context = len(row.context.token_ids) - 1
-        predicting = torch.arange(last_of_context, row.num_tokens - 1)
-        response_index.append(predicting + begin)
+        # A token predicts its successor, so the context's last token is the first of these.
+        first_predicting = begin + len(row.context.token_ids) - 1
+        last_token = begin + row.num_tokens - 1
+        response_index.append(torch.arange(first_predicting, last_token))
     return _Places(shape=(len(rows), length), segments=segments, response_index=response_index)
 
 
@@ -195,10 +194,15 @@ class ImageEncoder:
 def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Float[Tensor, "N H"]:
     """Computes the last hidden states of `base`, a Hugging Face model, before the N response tokens, row by row."""
     family = family_of(base.config)
-    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-    # (3, R, L) for families with positions in time, height and width, else (R, L)
-    inputs["position_ids"] = batch.position_ids if family.num_position_axes > 1 else batch.position_ids[0]
-    inputs |= family.token_inputs(batch.input_ids, base.config)
+    position_ids = batch.position_ids  # (3, R, L) in time, height and width
+    if family.num_position_axes == 1:
+        position_ids = position_ids[0]  # (R, L)
+    inputs: dict[str, Any] = {
+        "input_ids": batch.input_ids,
+        "position_ids": position_ids,
+        "use_cache": False,
+        **family.token_inputs(batch.input_ids, base.config),
+    }
     if batch.segments is not None:
         inputs["segments"] = batch.segments
     if batch.image_order:
@@ -323,11 +327,13 @@ class ValueModel(nn.Module):
         self.head = nn.Linear(hidden_size, 1, dtype=torch.float32)
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randn(1, hidden_size, generator=generator)
+        initial_weight = drawn * HEAD_SCALE / math.sqrt(hidden_size)
         with torch.no_grad():
-            self.head.weight.copy_(drawn * HEAD_SCALE / math.sqrt(hidden_size))
+            self.head.weight.copy_(initial_weight)
             self.head.bias.zero_()
 
     def forward(self, batch: CollatedRows) -> Float[Tensor, " N"]:
         """Returns the values of all response tokens of the batch, row by row."""
-        values = self.head(response_states(self.model, batch, self.encoder).float())
+        hidden = response_states(self.model, batch, self.encoder)  # (N, H)
+        values = self.head(hidden.float())  # (N, 1)
         return values.squeeze(1).clone()  # FSDP2 hooks into the root's output and warns about views
