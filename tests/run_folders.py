@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ def write_run(
     return folder
 
 
+@cache
+def recorded_settings(model: str) -> Any:
+    """All settings of a run of the toy task as OmegaConf reads them, which takes longer than all else of a record."""
+    config = load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={model}"])
+    return OmegaConf.create(dump_config(config))
+
+
 def write_checkpoint(run: Path, *settings: str, model: str = "microgeo:model", own: bool = False) -> Path:
     """A checkpoint with an adapter in a run folder, whose record has further settings; returns the checkpoint.
 
@@ -55,8 +63,7 @@ def write_checkpoint(run: Path, *settings: str, model: str = "microgeo:model", o
     adapter = run / "global_step_2" / "actor" / "lora_adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": model, "r": 4}))
-    base = dump_config(load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={model}"]))
-    tree = OmegaConf.merge(OmegaConf.create(base), OmegaConf.from_dotlist(list(settings)))
+    tree = OmegaConf.merge(recorded_settings(model), OmegaConf.from_dotlist(list(settings)))
     text = OmegaConf.to_yaml(tree)
     (run / "config.yaml").write_text(text, encoding="utf-8")
     if own:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -422,8 +421,10 @@ TOKENIZERS = (
 )  # fmt: skip
 """The classes of the families' tokenizers, as `tokenizer_config.json` names them; an ending `Fast` names the same."""
 
-_BY_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
-
+_BY_TYPE: dict[str, Family] = {}
+for _family in FAMILIES:
+    for _model_type in _family.model_types:
+        _BY_TYPE[_model_type] = _family
 
 _PARTS = ("siglip", "siglip2", "lfm2")
 """Names in the `model_type` of parts that are no supported model by themselves."""
@@ -437,14 +438,19 @@ def is_part(kind: str) -> bool:
 
 def processors_of(model_type: object) -> list[str]:
     """Returns the starts of the names of the processors of a `model_type`; of all families, if none has that type."""
-    named = [family for family in FAMILIES if model_type in family.model_types and family.reads_images]
-    starts = itertools.chain.from_iterable(family.processors for family in named or FAMILIES)
-    return list(dict.fromkeys(starts))  # each once, in this order
+    of_type = [family for family in FAMILIES if model_type in family.model_types and family.reads_images]
+    starts: list[str] = []
+    for family in of_type or FAMILIES:
+        for start in family.processors:
+            if start not in starts:
+                starts.append(start)
+    return starts
 
 
 def reads_grids(model_type: object) -> bool:
     """Returns whether a family's processor takes a size as a number of pixels; the others take it as edges."""
-    return any(isinstance(family, GridFamily) for family in FAMILIES if model_type in family.model_types)
+    of_type = [family for family in FAMILIES if model_type in family.model_types]
+    return any(isinstance(family, GridFamily) for family in of_type)
 
 
 def family_of(
@@ -477,11 +483,12 @@ def family_of(
 
 
 def _unsupported(config: PreTrainedConfig, section: str, reason: str) -> ConfigError:
-    # A configuration that was not read from a checkpoint has no architectures.
-    architecture = ", ".join(getattr(config, "architectures", None) or ()) or "no named architecture"
+    architectures = getattr(config, "architectures", None)  # only one that was read from a checkpoint has them
+    architecture = ", ".join(architectures) if architectures else "no named architecture"
+    supported = ", ".join(family.title for family in FAMILIES)
     return ConfigError(
         f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not supported: "
-        f"{reason}. Supported are {', '.join(family.title for family in FAMILIES)} (docs/models.md)"
+        f"{reason}. Supported are {supported} (docs/models.md)"
     )
 
 
@@ -512,9 +519,11 @@ def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False)
             model: Any = AutoModelForCausalLM.from_config(
                 small, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
             ).eval()
-            inputs = {"input_ids": torch.arange(8)[None], "position_ids": torch.arange(8)[None]}
-            log_probs = model(**inputs, use_cache=False).logits.log_softmax(-1)
-            hidden = model.model(**inputs, use_cache=False).last_hidden_state
+            token_ids = torch.arange(8)[None]  # (1, 8)
+            inputs: dict[str, Any] = {"input_ids": token_ids, "position_ids": token_ids, "use_cache": False}
+            logits = model(**inputs).logits
+            log_probs = logits.log_softmax(-1)
+            hidden = model.model(**inputs).last_hidden_state
             plain_log_probs = model.lm_head(hidden).log_softmax(-1)
     except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError, ImportError) as error:
         first_line = next(iter(str(error).splitlines()), "no message")  # transformers lists 200 classes below it

@@ -108,16 +108,18 @@ class ImageInputs:
             grids["image"] = images
         videos = self.tensors.get("video_grid_thw")
         if videos is not None:
-            num_patches = videos[:, 0]
-            patches = videos.repeat_interleave(num_patches, dim=0)
-            grids["video"] = torch.cat([torch.ones_like(patches[:, :1]), patches[:, 1:]], dim=1)
+            num_temporal_patches = videos[:, 0]
+            patches = videos.repeat_interleave(num_temporal_patches, dim=0)
+            patches[:, 0] = 1  # each is one patch long in time
+            grids["video"] = patches
         return grids
 
     @property
     def num_encoded(self) -> int:
         """The number of images and temporal patches that go through the vision tower."""
-        num_units = sum(map(len, self.grids.values()))
-        return num_units or sum(map(len, self.expansions.values()))
+        if self.grids:
+            return sum(len(grid) for grid in self.grids.values())
+        return sum(len(expansions) for expansions in self.expansions.values())
 
     @cached_property
     def content_key(self) -> str:
@@ -215,8 +217,8 @@ class ImageReader:
 
         Raises DataError: the processor refuses the images, or the model reads no videos.
         """
-        names = [name for name in self._processor.image_processor.model_input_names if name not in self.counts]
-        arguments: Tree = {}
+        names: list[str] = list(self._processor.image_processor.model_input_names)
+        arguments: Tree = {"return_tensors": "pt", "add_special_tokens": False}
         if images:
             arguments["images"] = [list(images)]
         if videos:
@@ -229,14 +231,19 @@ class ImageReader:
         # The processor replaces each placeholder; the end tokens between them separate the replacements.
         text = tokenizer.eos_token.join(tokenizer.convert_ids_to_tokens(placeholders))
         try:
-            values = self._processor(text=[text], return_tensors="pt", add_special_tokens=False, **arguments)
+            values = self._processor(text=[text], **arguments)
         except REFUSALS as error:
-            raise refused([visual.size for visual in (*images, *videos)], error) from error
+            sizes = [visual.size for visual in (*images, *videos)]
+            raise refused(sizes, error) from error
         token_ids = values["input_ids"][0].tolist()
         expansions: dict[int, list[tuple[int, ...]]] = {}
-        for placeholder, expansion in zip(placeholders, _split(token_ids, tokenizer.eos_token_id), strict=True):
+        replacements = _split(token_ids, tokenizer.eos_token_id)
+        for placeholder, expansion in zip(placeholders, replacements, strict=True):
             expansions.setdefault(placeholder, []).append(expansion)
-        tensors = {name: values[name] for name in names if name in values}
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            if name in values and name not in self.counts:
+                tensors[name] = values[name]
         return ImageInputs(tensors=tensors, expansions=expansions, source=source)
 
     def num_tokens(self, size: tuple[int, int]) -> int:
@@ -288,7 +295,8 @@ class ImageReader:
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
         """Returns the units whose last placeholder is in [start, stop) of an expanded context."""
         placeholders = [index for index, token in enumerate(token_ids) if token == self.image_token_id]
-        return [0] if start <= placeholders[-1] < stop else []
+        has_last = start <= placeholders[-1] < stop
+        return [0] if has_last else []
 
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
         """Returns a small black image and its tokens, for passes that must run the tower without an image."""

@@ -94,23 +94,28 @@ def load_model(
             f"{section}.model_path '{path}' holds quantised weights, which cannot be trained. Give the checkpoint they "
             "were made from; worker.actor.model.lora.quantization=nf4 quantises it as it is loaded"
         )
-    auto: Any = transformers.AutoModelForImageTextToText if family.reads_images else transformers.AutoModelForCausalLM
+    auto: Any = transformers.AutoModelForCausalLM
+    if family.reads_images:
+        auto = transformers.AutoModelForImageTextToText
     options: dict[str, Any] = {
         "dtype": dtype,
         "attn_implementation": family.attention,
         "trust_remote_code": trust_remote_code,
     }
+    folder = Path(path)
+    is_local = folder.is_dir()
     try:
         if not with_weights:
             return _with_fast_layers(_empty_model(auto, config, options), family)
-        if Path(path).is_dir():
-            check_stored(Path(path), _empty_model(auto, config, options))
+        if is_local:
+            check_stored(folder, _empty_model(auto, config, options))
         if quantization is not None:
             # An error in the head affects all logits of every token, and a tied head is the embeddings, which are not
             # linear layers. The vision tower has a small share of the weights, and its features are computed once per image.
-            quantization.llm_int8_skip_modules = ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
+            vision_modules = [f"model.{name}" for name in family.vision_modules]
+            quantization.llm_int8_skip_modules = ["lm_head", *vision_modules]
             options["quantization_config"] = quantization
-        with _without_bars(is_local=Path(path).is_dir()):
+        with _without_bars(is_local=is_local):
             model, info = auto.from_pretrained(path, config=config, output_loading_info=True, **options)
         check_loaded(info, is_critic=section == "worker.critic.model")
         if quantization is not None:
@@ -213,9 +218,10 @@ def share_segments(model: Any) -> str | None:
         return family.why_padded
     config = model.get_decoder().config
     # Only models with several kinds of layers list them, and only some have a window.
-    kinds = set(getattr(config, "layer_types", None) or ())
-    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    if kinds - {"full_attention"} or sliding:
+    kinds_of_layers = set(getattr(config, "layer_types", None) or ())
+    has_window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    has_full_layers_alone = kinds_of_layers <= {"full_attention"}
+    if has_window or not has_full_layers_alone:
         return "a layer of this model is not full causal attention"
     AttentionInterface.register(ATTENTION_NAME, segment_attention)
     config._attn_implementation = ATTENTION_NAME
@@ -314,8 +320,8 @@ def _quantization_settings(recorded: Fields) -> dict[str, Any]:
     }
     for name, values in accepted.items():
         value = recorded.get(name)
-        # By identity and not by equality, because 1 equals True.
-        is_accepted = value in values if isinstance(value, str) else any(value is known for known in values)
+        # The types decide too, because 1 equals True.
+        is_accepted = value in values and isinstance(value, type(values[0]))
         if not is_accepted:
             raise ValueError(f"{name} is {value!r:.100}; accepted: {', '.join(map(str, values))}")
     return {name: recorded[name] for name in accepted}

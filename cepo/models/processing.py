@@ -65,13 +65,19 @@ class Processing(TextCodec):
             self.tokenizer.chat_template = chat_template
             self._template = "the chat template in data.override_chat_template"
         with unreadable("worker.actor.model", path):
-            self.images = reader = self.family.reader(self._processor, config)
-        self.image_token_id = None if reader is None else reader.image_token_id
-        self.video_token_id = None if reader is None else reader.video_token_id
-        self.placeholders = (None if reader is None else reader.placeholder_id, self.video_token_id)
+            reader = self.family.reader(self._processor, config)
+        self.images: ImageReader | None = reader
+        self.image_token_id: int | None = None
+        self.video_token_id: int | None = None
+        self.placeholders: tuple[int | None, int | None] = (None, None)
+        if reader is not None:
+            self.image_token_id = reader.image_token_id
+            self.video_token_id = reader.video_token_id
+            self.placeholders = (reader.placeholder_id, reader.video_token_id)
         self._added_token_ids = frozenset(self.tokenizer.added_tokens_decoder)
-        pad_token_id = self.tokenizer.pad_token_id
-        self.pad_token_id: int = self.eos_token_ids[0] if pad_token_id is None else pad_token_id
+        self.pad_token_id: int = self.tokenizer.pad_token_id
+        if self.tokenizer.pad_token_id is None:
+            self.pad_token_id = self.eos_token_ids[0]
         self.in_vocabulary([self.pad_token_id, *self.eos_token_ids])
 
     @cached_property
@@ -104,8 +110,10 @@ class Processing(TextCodec):
         A sampled placeholder without an image would make every later forward pass over the response fail. Embeddings
         are padded beyond the tokenizer's last id, and sampled ids in that range cannot be decoded.
         """
-        banned = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        banned.update(self.tokenizer.all_special_ids)
+        banned: set[int] = set(self.tokenizer.all_special_ids)
+        for token_id, token in self.tokenizer.added_tokens_decoder.items():
+            if token.special:
+                banned.add(token_id)
         for visual_token in (self.image_token_id, self.video_token_id, *self.placeholders):
             if visual_token is not None:
                 banned.add(visual_token)
@@ -113,7 +121,7 @@ class Processing(TextCodec):
         banned.update(range(largest + 1, self._num_embeddings))
         banned.difference_update(self.eos_token_ids)
         # A tokenizer may have tokens beyond the embeddings, which cannot be sampled.
-        return tuple(sorted(index for index in banned if index < self._num_embeddings))
+        return tuple(sorted(token_id for token_id in banned if token_id < self._num_embeddings))
 
     def load_images(
         self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
@@ -130,13 +138,15 @@ class Processing(TextCodec):
 
         `source` is where the images without the mask were read. At least one image or video is needed.
         """
+        reader = self.reader
         films = [video.frames for video in videos]
-        masked_images, masked_films = mask.masked(images, films, patch_size=self.reader.patch_size)
+        masked_images, masked_films = mask.masked(images, films, patch_size=reader.patch_size)
         masked_videos: list[Video] = []
         for video, frames in zip(videos, masked_films, strict=True):
             masked_videos.append(replace(video, frames=frames))
-        masked_source = None if source is None else replace(source, mask=mask)
-        return self.reader.read(masked_images, masked_source, masked_videos)
+        if source is not None:
+            source = replace(source, mask=mask)
+        return reader.read(masked_images, source, masked_videos)
 
     @property
     def reader(self) -> ImageReader:
@@ -152,8 +162,12 @@ class Processing(TextCodec):
         with_videos = images is not None and self.video_token_id in images.expansions
         engine_ids = self.template_ids(text, with_videos=with_videos, history=history)
         prefix = self.encode_text(assistant_prefix)
-        token_ids = self.expand(engine_ids, images) + prefix
-        return EncodedPrompt(token_ids=tuple(token_ids), engine_ids=tuple(engine_ids + prefix), images=images)
+        token_ids = self.expand(engine_ids, images)
+        return EncodedPrompt(
+            token_ids=(*token_ids, *prefix),
+            engine_ids=(*engine_ids, *prefix),
+            images=images,
+        )
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
         if images is None:
@@ -180,9 +194,11 @@ class Processing(TextCodec):
         messages: list[Fields] = []
         for turn in turns:
             messages.append({"role": turn.role, "content": self._content(turn.text, marks)})
-        whole = self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
-        has_equal_controls = self._added_tokens(whole) == self._added_tokens(in_pieces)
-        token_ids = self.in_vocabulary(whole if has_equal_controls else in_pieces)
+        rendered = self._rendered(messages)
+        token_ids: list[int] = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        if self._added_tokens(token_ids) != self._added_tokens(in_pieces):
+            token_ids = in_pieces
+        self.in_vocabulary(token_ids)
         for mark, placeholder in zip(marks, self.placeholders, strict=False):
             if placeholder is None:
                 continue
@@ -293,7 +309,11 @@ def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bo
             declared = GenerationConfig.from_pretrained(path, trust_remote_code=trust_remote_code).eos_token_id
         except OSError:  # a checkpoint without generation_config.json
             declared = getattr(config, "eos_token_id", None)  # only some configurations declare it
-    ids = [declared] if isinstance(declared, int) else list(declared or [])
+    ids: list[int] = []
+    if isinstance(declared, int):
+        ids.append(declared)
+    elif declared is not None:
+        ids += declared
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
         ids.append(tokenizer.eos_token_id)
     if not ids:

@@ -34,6 +34,9 @@ def check_tokenizer(path: str, *, trusted: bool = False) -> None:
     kind, answer = ask("tokenizer", request, seconds=SECONDS)
     if kind == "ended" and answer == -signal.SIGPROF:
         raise DataError(f"{file} is not done with a short text within {SECONDS:g} s of processor time")
+    if kind == "ended":
+        raise DataError(f"{file} ends its process with code {answer}")
+    if kind == "memory":
+        raise DataError(f"{file} takes more than {answer}")
     if kind != "usable":
-        words = {"memory": "takes more than {}", "ended": "ends its process with code {}"}.get(kind, "{}")
-        raise DataError(f"{file} {words.format(answer)}")
+        raise DataError(f"{file} {answer}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,11 @@ ROUNDING = {torch.float64: 1e-14, torch.float32: 4e-6, torch.bfloat16: 4e-3}
 
 
 def published_embedding(model_type: str) -> nn.Module:
+    return copy.deepcopy(drawn_embedding(model_type))
+
+
+@cache
+def drawn_embedding(model_type: str) -> nn.Module:
     """The patch embedding of transformers' tower at the sizes of the configuration's defaults, in float32."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 

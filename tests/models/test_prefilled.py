@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -58,6 +59,13 @@ def opening(written: str) -> str:
 PROBLEM = Problem(prompt_id="0", text="What is 3 + 4?", images=(), ground_truth="7", solution=None, columns={})
 
 
+@pytest.fixture(scope="module")
+def r1v_pool() -> Iterator[RewardPool]:
+    """The example whose format wants `<think>...</think><answer>...</answer>`, which is judged right from 0.5 on."""
+    with RewardPool(RewardConfig(reward_function="examples/reward_function/r1v.py:compute_score")) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize(
     ("written", "response", "form"),
     [
@@ -70,18 +78,16 @@ PROBLEM = Problem(prompt_id="0", text="What is 3 + 4?", images=(), ground_truth=
     ],
 )
 def test_the_format_counts_the_tag_that_the_template_wrote(
-    written: str, response: str, form: float, caplog: pytest.LogCaptureFixture
+    r1v_pool: RewardPool, written: str, response: str, form: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the example r1v, whose format wants `<think>...</think><answer>...</answer>` and is judged right from 0.5 on."""
     config = load_config(["config=microgeo/grpo", "algorithm.correct_key=format"])
     processing = Processing(str(ASSETS), chat_template=opening(written))
     assert processing.prefilled == written
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=100)
-    with RewardPool(RewardConfig(reward_function="examples/reward_function/r1v.py:compute_score")) as pool:
-        asker = Asker(config.worker, config.algorithm, contexts, processing, pool)
-        verdicts = asker.verdicts([(PROBLEM, processing.encode_text(response))])
-        with caplog.at_level(logging.INFO, "cepo.train"):
-            check_before_loading(config.worker.actor, pool, [PROBLEM], processing)  # type: ignore[arg-type]
+    asker = Asker(config.worker, config.algorithm, contexts, processing, r1v_pool)
+    verdicts = asker.verdicts([(PROBLEM, processing.encode_text(response))])
+    with caplog.at_level(logging.INFO, "cepo.train"):
+        check_before_loading(config.worker.actor, r1v_pool, [PROBLEM], processing)  # type: ignore[arg-type]
     assert verdicts.tolist() == [form == 1.0]
     assert ("begins each response" in caplog.text) == bool(written)
 
