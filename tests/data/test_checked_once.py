@@ -372,6 +372,7 @@ def ended(processes: Sequence[CheckProcess]) -> bool:
     return len(processes) == 1 and all(process.process.poll() is not None for process in processes)
 
 
+@pytest.mark.heavy
 def test_two_processes_find_what_one_finds(
     check: Check, folder: Path, measured: list[str], helped: list[CheckProcess], caplog: pytest.LogCaptureFixture
 ) -> None:
