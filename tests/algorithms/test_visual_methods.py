@@ -34,6 +34,19 @@ def batch_of(view: str, *, scale: float = 1.0, seed: int = 3, has_images: Sequen
     return dataclasses.replace(batch, teacher_log_probs={view: shown}, has_reference={view: sees})
 
 
+def pair_of(view: str, teacher: Sequence[Sequence[float]]) -> TokenBatch:
+    """A right and a wrong response of equal length, in float64; the student's log-probs are -1, the teacher's as given."""
+    teacher_log_probs = torch.tensor(teacher, dtype=torch.float64)
+    return token_batch(
+        [1.0, 0.0],
+        [0, 0],
+        lengths=[teacher_log_probs.shape[1]] * 2,
+        old=torch.full_like(teacher_log_probs, -1.0),
+        views={view: teacher_log_probs},
+        dtype=torch.float64,
+    )
+
+
 def advantages_of(name: str, batch: TokenBatch, **settings: Any) -> Tensor:
     return build_estimator(name, settings).signal(batch, step=0).advantages
 
@@ -51,13 +64,16 @@ def dependences(batch: TokenBatch, view: str) -> list[list[float]]:
     rows: list[list[float]] = []
     for row, length in enumerate(LENGTHS):
         student = batch.old_log_probs[row, :length].tolist()
-        other = batch.teacher_log_probs[view][row, :length].tolist()
-        rows.append([k3(*pair) for pair in zip(student, other, strict=True)])
+        teacher = batch.teacher_log_probs[view][row, :length].tolist()
+        rows.append([k3(*log_probs) for log_probs in zip(student, teacher, strict=True)])
     return rows
 
 
 def padded(rows: Sequence[Sequence[float]]) -> Tensor:
-    return torch.tensor([[*row, *[0.0] * (7 - len(row))] for row in rows], dtype=torch.float64)
+    values = torch.zeros(len(rows), 7, dtype=torch.float64)
+    for number, row in enumerate(rows):
+        values[number, : len(row)] = torch.tensor(row, dtype=torch.float64)
+    return values
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 5.0])
@@ -69,13 +85,15 @@ def test_vppo_is_its_equations_in_loops(scale: float) -> None:
     low = min(scores[row] for row in live)
     high = max(scores[row] for row in live)
     normalised = [(scores[row] - low) / (high - low) for row in live]
+    mean = sum(normalised) / len(normalised)
     expected: list[list[float]] = []
     for row, advantage in enumerate(plain_of(batch)):
         if row not in live:
             expected.append([0.0] * LENGTHS[row])
             continue
-        rollout_scale = 0.9 + normalised[row] * 0.1 / (sum(normalised) / len(normalised))
-        threshold = sorted(tokens[row], reverse=True)[math.ceil(0.4 * LENGTHS[row]) - 1]
+        rollout_scale = 0.9 + normalised[row] * 0.1 / mean
+        num_learning = math.ceil(0.4 * LENGTHS[row])
+        threshold = sorted(tokens[row], reverse=True)[num_learning - 1]
         expected.append([advantage * rollout_scale * (value >= threshold) + 0.06 for value in tokens[row]])
     torch.testing.assert_close(advantages_of("vppo", batch), padded(expected), rtol=1e-12, atol=1e-12)
 
@@ -87,12 +105,11 @@ def test_vppo_by_hand() -> None:
     of mean 1/2, and the scales are 0.8 + 1 * 0.2 / 0.5 = 1.2 and 0.8. ceil(0.5 * 2) = 1 token learns: the second of the
     first rollout, and of the other's equal ones the first.
     """
-    old = torch.full((2, 2), -1.0, dtype=torch.float64)
-    masked = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]], dtype=torch.float64)
-    batch = token_batch([1.0, 0.0], [0, 0], lengths=[2, 2], old=old, views={"masked": masked}, dtype=torch.float64)
+    batch = pair_of("masked", [[-1.0, -2.0], [-1.0, -1.0]])
     actual = advantages_of("vppo", batch, token_share=0.5, scale_min=0.8, log_prob_bonus=0.0)
     size = 0.5 / (math.sqrt(0.5) + 1e-6)
-    torch.testing.assert_close(actual, torch.tensor([[0.0, 1.2 * size], [-0.8 * size, 0.0]], dtype=torch.float64))
+    expected = torch.tensor([[0.0, 1.2 * size], [-0.8 * size, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_vppo_scales_average_1_and_others_stay() -> None:
@@ -100,9 +117,10 @@ def test_vppo_scales_average_1_and_others_stay() -> None:
     has_images = [True, True, True, True, False, True, True, True, True, True, True, True]
     batch = batch_of("masked", has_images=has_images)
     signal = build_estimator("vppo", {"token_share": 1.0, "log_prob_bonus": 0.0}).signal(batch, step=0)
-    weights = signal.diagnostics["weight"][:, 0]
-    assert float(weights[[0, 1, 2, 3, 5, 6, 7]].mean()) == pytest.approx(1.0)
-    assert float(weights[[0, 1, 2, 3, 5, 6, 7]].min()) == pytest.approx(0.9)
+    counted_rows = [0, 1, 2, 3, 5, 6, 7]
+    weights = signal.diagnostics["weight"][counted_rows, 0]
+    assert float(weights.mean()) == pytest.approx(1.0)
+    assert float(weights.min()) == pytest.approx(0.9)
     grpo = build_estimator("grpo").signal(batch, step=0).advantages
     assert same_bits(signal.advantages[4], grpo[4])
 
@@ -115,10 +133,10 @@ def test_papo_has_the_gradient_of_its_published_loss(scale: float) -> None:
     exponent = (batch.teacher_log_probs["masked"] - log_probs).clamp(-20.0, 20.0)
     perception = (exponent.exp() - exponent - 1).clamp(-10.0, 10.0)
     plain = torch.tensor(plain_of(batch), dtype=torch.float64).unsqueeze(1)
-    loss = (
-        -plain * (log_probs - batch.old_log_probs).exp() - 0.02 * perception - 0.05 * log_probs
-    ) * batch.response_mask
-    (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
+    ratio = (log_probs - batch.old_log_probs).exp()
+    token_losses = -plain * ratio - 0.02 * perception - 0.05 * log_probs
+    loss = (token_losses * batch.response_mask).sum()
+    (gradient,) = torch.autograd.grad(loss, log_probs)
     torch.testing.assert_close(advantages_of("papo", batch), -gradient, rtol=1e-9, atol=1e-12)
 
 
@@ -139,7 +157,7 @@ def test_papo_without_a_perception_loss_asks_no_teacher() -> None:
     batch = dataclasses.replace(batch_of("masked"), teacher_log_probs={}, has_reference={})
     method = build_estimator("papo", {"perception_weight": 0.0, "log_prob_bonus": 0.0})
     assert not method.needs_teacher(step=0)
-    assert same_bits(method.signal(batch, step=0).advantages, build_estimator("grpo").signal(batch, step=0).advantages)
+    assert same_bits(method.signal(batch, step=0).advantages, advantages_of("grpo", batch))
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 5.0])
@@ -148,10 +166,15 @@ def test_pgpo_is_its_equations_in_loops(scale: float) -> None:
     expected: list[list[float]] = []
     for advantage, tokens in zip(plain_of(batch), dependences(batch, "blind"), strict=True):
         logs = [math.log(1 + value) for value in tokens]
+        lowest = min(logs)
+        spread = max(logs) - lowest
         gates: list[float] = []
         for value in logs:
-            normalised = (value - min(logs)) / (max(logs) - min(logs)) if max(logs) > min(logs) else 0.4
-            gates.append(normalised / 0.4 if normalised < 0.4 else 1 + 2.0 * (normalised - 0.4) / 0.6)
+            normalised = (value - lowest) / spread if spread > 0 else 0.4
+            if normalised < 0.4:
+                gates.append(normalised / 0.4)
+            else:
+                gates.append(1 + 2.0 * (normalised - 0.4) / 0.6)
         expected.append([advantage * gate * len(gates) / sum(gates) for gate in gates])
     torch.testing.assert_close(advantages_of("pgpo", batch), padded(expected), rtol=1e-9, atol=1e-12)
 
@@ -159,14 +182,13 @@ def test_pgpo_is_its_equations_in_loops(scale: float) -> None:
 def test_pgpo_conserves_each_responses_mass() -> None:
     batch = batch_of("blind")
     sums = advantages_of("pgpo", batch).sum(dim=1)
-    torch.testing.assert_close(sums, credit.group_advantages(batch.rewards, batch.group_ids) * torch.tensor(LENGTHS))
+    advantages = credit.group_advantages(batch.rewards, batch.group_ids)
+    torch.testing.assert_close(sums, advantages * torch.tensor(LENGTHS))
 
 
 def test_pgpo_leaves_responses_alone_that_hardly_need_the_image() -> None:
     """Log-ratios of 0 and 0.001 give u of 0 and 5e-7, which rounding could order; those of 0.1 give 5e-3."""
-    old = torch.full((2, 2), -1.0, dtype=torch.float64)
-    blind = torch.tensor([[-1.0, -1.001], [-1.0, -1.1]], dtype=torch.float64)
-    batch = token_batch([1.0, 0.0], [0, 0], lengths=[2, 2], old=old, views={"blind": blind}, dtype=torch.float64)
+    batch = pair_of("blind", [[-1.0, -1.001], [-1.0, -1.1]])
     weights = build_estimator("pgpo").signal(batch, step=0).diagnostics["weight"]
     assert weights.tolist() == [[1.0, 1.0], [0.0, pytest.approx(2.0)]]
 
@@ -175,26 +197,29 @@ def test_pgpo_by_hand() -> None:
     """k of 0, e - 1 and e^(1/2) - 1 gives u of 0, 1 and 1/2, which are I; tau = 1/2 and beta = 1 give gates 0, 2 and 1."""
 
     def log_ratio_of(dependence: float) -> float:
-        low, high = 0.0, 5.0  # of d > 0, for which e^-d + d - 1 increases
+        low = 0.0  # of d > 0, for which e^-d + d - 1 increases
+        high = 5.0
         for _ in range(200):
             middle = (low + high) / 2
-            low, high = (middle, high) if math.exp(-middle) + middle - 1 < dependence else (low, middle)
+            if math.exp(-middle) + middle - 1 < dependence:
+                low = middle
+            else:
+                high = middle
         return low
 
     ratios = [0.0, log_ratio_of(math.e - 1), log_ratio_of(math.sqrt(math.e) - 1)]
-    old = torch.full((2, 3), -1.0, dtype=torch.float64)
-    blind = torch.tensor([[-1.0 - ratio for ratio in ratios], [-1.0] * 3], dtype=torch.float64)
-    batch = token_batch([1.0, 0.0], [0, 0], lengths=[3, 3], old=old, views={"blind": blind}, dtype=torch.float64)
-    weights = build_estimator("pgpo", {"threshold": 0.5, "boost": 1.0}).signal(batch, step=0).diagnostics["weight"]
-    torch.testing.assert_close(weights, torch.tensor([[0.0, 2.0, 1.0], [1.0] * 3], dtype=torch.float64))
+    batch = pair_of("blind", [[-1.0 - ratio for ratio in ratios], [-1.0] * 3])
+    method = build_estimator("pgpo", {"threshold": 0.5, "boost": 1.0})
+    weights = method.signal(batch, step=0).diagnostics["weight"]
+    expected = torch.tensor([[0.0, 2.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(weights, expected)
 
 
 @every_method
 def test_without_images_the_method_is_grpo(name: str) -> None:
     batch = batch_of(VIEW_OF[name], has_images=[False] * 12)
     settings = {} if name == "pgpo" else {"log_prob_bonus": 0.0}
-    actual = advantages_of(name, batch, **settings)
-    assert same_bits(actual, build_estimator("grpo").signal(batch, step=0).advantages)
+    assert same_bits(advantages_of(name, batch, **settings), advantages_of("grpo", batch))
 
 
 @every_method
@@ -209,9 +234,10 @@ def test_every_rollout_reads_the_prompt_without_its_image(name: str) -> None:
 def test_metrics_average_over_tokens_that_saw_an_image(name: str) -> None:
     has_images = [True, True] + [False] * 10
     batch = batch_of(VIEW_OF[name], has_images=has_images)
-    actual = results(build_estimator(name).signal(batch, step=0).metrics)["perception/dependence"]
-    first, second = dependences(batch, VIEW_OF[name])[:2]
-    assert actual == pytest.approx(sum(first + second) / 10)
+    metrics = results(build_estimator(name).signal(batch, step=0).metrics)
+    of_first, of_second, *_ = dependences(batch, VIEW_OF[name])
+    num_tokens = 7 + 3
+    assert metrics["perception/dependence"] == pytest.approx(sum(of_first + of_second) / num_tokens)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.25, [1, 0, 0, 0]), (0.26, [1, 0, 0, 1]), (1.0, [1, 1, 1, 1])])

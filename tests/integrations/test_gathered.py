@@ -52,44 +52,65 @@ class Gathered:
         self.estimator.references = noted
 
     def row(self, said: str, own: Sequence[bool] = ()) -> Row:
-        tokens = tuple(self.texts.encode_text(said))
-        marks = [*own, *[True] * (len(tokens) - len(own))]
-        return Row(tokens, marks, "7", None, False)
+        tokens = self.texts.encode_text(said)
+        is_policys = [True] * len(tokens)
+        is_policys[: len(own)] = own
+        return Row(
+            response_ids=tuple(tokens),
+            own=is_policys,
+            ground_truth="7",
+            solution=None,
+            has_images=False,
+        )
 
     def signal(self, rows: Sequence[Row], rewards: Sequence[float], sizes: Sequence[int], **more: Any) -> TokenSignal:
         width = max(len(row.own) for row in rows)
         student = torch.arange(len(rows) * width).reshape(len(rows), width) / -100.0
 
         def score(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
-            self.live, self.shown = live, shown
-            return student, {view: student - 0.5 * len(view) for view in shown}
+            self.live = live
+            self.shown = shown
+            teachers = {view: student - 0.5 * len(view) for view in shown}
+            return student, teachers
 
-        correct = torch.tensor(more.pop("correct", [each >= 0.5 for each in rewards]))
+        correct = torch.tensor([reward >= 0.5 for reward in rewards])
         return self.credit.signal(rows, torch.tensor(rewards), correct, sizes, score, step=0, **more)
 
     def texts_of(self, view: str) -> list[str | None]:
-        return [None if each is None else each.text for each in self.shown[view]]
+        texts: list[str | None] = []
+        for hint in self.shown[view]:
+            texts.append(None if hint is None else hint.text)
+        return texts
 
 
-RIGHT, WRONG, OTHER, SILENT = r"so \boxed{7}", r"it is \boxed{4}", r"then \boxed{5}", "it is nothing"
+RIGHT = r"so \boxed{7}"
+WRONG = r"it is \boxed{4}"
+OTHER = r"then \boxed{5}"
+SILENT = "it is nothing"
 
 
 def test_a_rollout_without_a_reward_is_as_if_it_was_not_there(texts: TextCodec, pool: RewardPool) -> None:
     """NaN, TRL's reward if every function returned None; of the second group one rollout is left, so that it is dropped."""
     gathered = Gathered(texts, pool, "cepo")
+    grpo = Gathered(texts, pool, "grpo")
     nan = float("nan")
+    rewards = [1.0, nan, 0.0, 1.0, nan]
+    sizes = [3, 2]
     rows = [gathered.row(said) for said in (RIGHT, OTHER, WRONG, RIGHT, WRONG)]
-    found = gathered.signal(rows, [1.0, nan, 0.0, 1.0, nan], [3, 2]).advantages
+    advantages = gathered.signal(rows, rewards, sizes).advantages
     assert gathered.texts_of("wrong") == ["4", None, "4", None, None]
     assert gathered.live.tolist() == [True, False, True, False, False]
-    assert not found[[1, 3, 4]].any()
-    alone = Gathered(texts, pool, "grpo").signal([rows[0], rows[2]], [1.0, 0.0], [2]).advantages
-    assert torch.equal(found[[0, 2]].sign()[:, : alone.shape[1]], alone.sign())
-    plain = Gathered(texts, pool, "grpo").signal(rows, [1.0, nan, 0.0, 1.0, nan], [3, 2]).advantages
-    assert torch.equal(plain[[0, 2], : alone.shape[1]], alone)
-    nothing = gathered.signal(rows, [nan] * 5, [3, 2])
-    assert not nothing.advantages.any()
-    assert nothing.advantages.shape == found.shape
+    assert not advantages[[1, 3, 4]].any()
+
+    of_pair = grpo.signal([rows[0], rows[2]], [1.0, 0.0], [2]).advantages
+    width = of_pair.shape[1]
+    assert torch.equal(advantages[[0, 2], :width].sign(), of_pair.sign())
+    of_all = grpo.signal(rows, rewards, sizes).advantages
+    assert torch.equal(of_all[[0, 2], :width], of_pair)
+
+    without_rewards = gathered.signal(rows, [nan] * 5, sizes).advantages
+    assert not without_rewards.any()
+    assert without_rewards.shape == advantages.shape
 
 
 def test_a_penalty_above_one_half_makes_no_right_rollout_wrong(texts: TextCodec, pool: RewardPool) -> None:
@@ -98,11 +119,12 @@ def test_a_penalty_above_one_half_makes_no_right_rollout_wrong(texts: TextCodec,
     rows = [gathered.row(said) for said in (RIGHT, RIGHT, WRONG)]
     penalties = torch.zeros(3, len(rows[2].own))
     penalties[0, 1] = 2.0
-    found = gathered.signal(rows, [1.0, 1.0, 0.0], [3], penalties=penalties).advantages
+    advantages = gathered.signal(rows, [1.0, 1.0, 0.0], [3], penalties=penalties).advantages
     assert gathered.texts_of("wrong") == ["4", "4", "4"]
-    # Sums of -1, 1 and 0: GRPO's advantages are -1, 1 and 0.
-    assert [float(row.sign().sum()) for row in found[:2]] == [-len(rows[0].own), len(rows[1].own)]
-    assert not found[2].any()
+    # Sums of -1, 1 and 0: GRPO's advantages are -1, 1 and 0, at each token.
+    sums_of_signs = advantages.sign().sum(dim=1)
+    assert sums_of_signs[:2].tolist() == [-len(rows[0].own), len(rows[1].own)]
+    assert not advantages[2].any()
 
 
 def test_a_penalty_is_taken_from_the_token_that_has_it(texts: TextCodec, pool: RewardPool) -> None:
@@ -111,19 +133,22 @@ def test_a_penalty_is_taken_from_the_token_that_has_it(texts: TextCodec, pool: R
     rows = [gathered.row(RIGHT, [True, False]), gathered.row(WRONG)]
     width = max(len(row.own) for row in rows)
     penalties = torch.zeros(2, width)
-    penalties[0, 0], penalties[0, 1] = 0.5, 9.0  # the second token is a tool's
-    seen: list[Tensor] = []
+    penalties[0, 0] = 0.5
+    penalties[0, 1] = 9.0  # of a tool's token
+    token_rewards: list[Tensor] = []
     compute = gathered.estimator.signal
 
     def noted(batch: Any, *, step: int) -> TokenSignal:
-        seen.append(batch.token_level_rewards)
+        token_rewards.append(batch.token_level_rewards)
         return compute(batch, step=step)
 
     gathered.estimator.signal = noted
     gathered.signal(rows, [1.0, 0.0], [1, 1], penalties=penalties)
+    last_token = len(rows[0].own) - 1
     expected = torch.zeros(2, width)
-    expected[0, 0], expected[0, len(rows[0].own) - 1] = -0.5, 1.0
-    assert torch.equal(seen[0], expected)
+    expected[0, 0] = -0.5
+    expected[0, last_token] = 1.0
+    assert torch.equal(token_rewards[0], expected)
 
 
 def test_every_group_has_a_prompt_of_its_own(texts: TextCodec, pool: RewardPool) -> None:
@@ -131,29 +156,30 @@ def test_every_group_has_a_prompt_of_its_own(texts: TextCodec, pool: RewardPool)
     gathered = Gathered(texts, pool, "cepo", negative={"select": "random"})
     rows = [gathered.row(said) for said in (RIGHT, WRONG, RIGHT, WRONG, RIGHT, WRONG, OTHER)]
     gathered.signal(rows, [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [2, 2, 3])
-    assert [(group.prompt_id, len(group.rollouts)) for group in gathered.groups] == [("0", 2), ("1", 2), ("2", 3)]
+    assert [group.prompt_id for group in gathered.groups] == ["0", "1", "2"]
+    assert [len(group.rollouts) for group in gathered.groups] == [2, 2, 3]
 
 
 def test_a_reward_belongs_to_the_last_token_of_the_policy(texts: TextCodec, pool: RewardPool) -> None:
     """The second and third token are a tool's: the last of the policy's n - 2 tokens is token n, not token n - 2."""
     gathered = Gathered(texts, pool, "grpo")
-    rows = [gathered.row(said, [True, False, False]) for said in ("7 is it", "4 is it")]
-    assert [len(row.own) for row in rows] == [len(rows[0].own)] * 2
-    rows = [Row(row.response_ids, [True, False, False, True], "7", None, False) for row in rows]
-    rows = [row._replace(response_ids=row.response_ids[:4]) for row in rows]
-    found = gathered.signal(rows, [1.0, 0.0], [2]).advantages
-    torch.testing.assert_close(
-        found, torch.tensor([[0.7071, 0, 0, 0.7071], [-0.7071, 0, 0, -0.7071]]), rtol=0, atol=1e-4
-    )
+    rows: list[Row] = []
+    for said in ("7 is it", "4 is it"):
+        row = gathered.row(said)
+        rows.append(row._replace(response_ids=row.response_ids[:4], own=[True, False, False, True]))
+    advantages = gathered.signal(rows, [1.0, 0.0], [2]).advantages
+    of_right = torch.tensor([0.7071, 0.0, 0.0, 0.7071])
+    torch.testing.assert_close(advantages, torch.stack([of_right, -of_right]), rtol=0, atol=1e-4)
 
 
 def test_a_reference_that_the_method_drops_reaches_no_teacher(texts: TextCodec, pool: RewardPool) -> None:
     """With fallback neutral a right answer is of no use without a wrong one, and the other rollout said nothing."""
-    rows = [(RIGHT, 1.0), (SILENT, 0.0)]
-    for fallback, read in (("neutral", [None, None]), ("student", ["7", "7"])):
+    expected_texts: dict[str, list[str | None]] = {"neutral": [None, None], "student": ["7", "7"]}
+    for fallback, texts_of_correct in expected_texts.items():
         gathered = Gathered(texts, pool, "cepo", negative={"fallback": fallback})
-        gathered.signal([gathered.row(said) for said, _ in rows], [reward for _, reward in rows], [2])
-        assert gathered.texts_of("correct") == read
+        rows = [gathered.row(RIGHT), gathered.row(SILENT)]
+        gathered.signal(rows, [1.0, 0.0], [2])
+        assert gathered.texts_of("correct") == texts_of_correct
         assert gathered.texts_of("wrong") == [None, None]
 
 
@@ -175,7 +201,8 @@ def test_an_answer_that_a_tool_states_is_not_the_rollouts(texts: TextCodec, pool
     wrong = gathered.row(WRONG)
     result = gathered.row(r" so \boxed{5}")
     transcript = wrong._replace(
-        response_ids=(*wrong.response_ids, *result.response_ids), own=[*wrong.own, *[False] * len(result.own)]
+        response_ids=wrong.response_ids + result.response_ids,
+        own=wrong.own + [False] * len(result.own),
     )
     gathered.signal([gathered.row(RIGHT), transcript], [1.0, 0.0], [2])
     assert [rollout.answer for rollout in gathered.groups[0].rollouts] == ["7", "4"]

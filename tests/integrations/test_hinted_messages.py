@@ -7,7 +7,8 @@ import pytest
 from cepo.errors import DataError
 from cepo.integrations import gathered
 
-IMAGE, END = 9, [7, 8]
+IMAGE = 9
+END = [7, 8]
 STUDENT = [1, IMAGE, 2, 3, *END]
 PROMPT = [1, IMAGE, IMAGE, IMAGE, 2, 3, *END]
 """As the engine read it: the image has three features."""
@@ -18,10 +19,13 @@ def spliced(prompt: list[int], student: list[int], teacher: list[int]) -> list[i
 
 
 def test_a_reference_is_spliced_in_after_expanded_images() -> None:
-    assert spliced(PROMPT, STUDENT, [1, IMAGE, 2, 3, 4, 5, *END]) == [1, IMAGE, IMAGE, IMAGE, 2, 3, 4, 5, *END]
-    assert spliced(PROMPT, STUDENT, [*STUDENT, 4]) == [*PROMPT, 4], "after the assistant header"
+    in_users_turn = [1, IMAGE, 2, 3, 4, 5, *END]
+    assert spliced(PROMPT, STUDENT, in_users_turn) == [1, IMAGE, IMAGE, IMAGE, 2, 3, 4, 5, *END]
+    behind_header = [*STUDENT, 4]
+    assert spliced(PROMPT, STUDENT, behind_header) == [*PROMPT, 4]
     assert spliced(PROMPT, STUDENT, STUDENT) == PROMPT
-    assert spliced([6, 6, *PROMPT], STUDENT, [*STUDENT, 4])[:2] == [6, 6], "a system prompt that the agent loop added"
+    with_system_prompt = [6, 6, *PROMPT]  # which an agent loop has added
+    assert spliced(with_system_prompt, STUDENT, behind_header) == [*with_system_prompt, 4]
 
 
 def test_a_token_that_merges_with_the_reference_is_replaced() -> None:
@@ -38,6 +42,8 @@ def test_a_prompt_with_tools_has_no_view_without_images() -> None:
     """The tokens 5 and 6 are descriptions of tools; what follows the first image is expanded and not compared."""
     gathered.check_beginning(PROMPT, STUDENT, {IMAGE})
     gathered.check_beginning([1, 2, *END], [1, 2, *END], {IMAGE})
-    for prompt, student in (([5, 6, *PROMPT], STUDENT), ([1, 5, 6, 2, *END], [1, 2, *END])):
-        with pytest.raises(DataError, match="begins otherwise: it was cut, or an agent loop added"):
-            gathered.check_beginning(prompt, student, {IMAGE})
+    refusal = "begins otherwise: it was cut, or an agent loop added"
+    with pytest.raises(DataError, match=refusal):
+        gathered.check_beginning([5, 6, *PROMPT], STUDENT, {IMAGE})
+    with pytest.raises(DataError, match=refusal):
+        gathered.check_beginning([1, 5, 6, 2, *END], [1, 2, *END], {IMAGE})
