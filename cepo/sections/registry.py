@@ -94,11 +94,11 @@ class Registry(Generic[_Kind]):
             f'Write @{self.decorator}("{suggested_name}").'
         )
 
-    def _check_base(self, name: str, decorated: object) -> None:
+    def _check_base(self, name: str, decorated: Any) -> None:
         """Raises `ConfigError` for a function or a class that does not derive from the base."""
+        decorated_name: str = getattr(decorated, "__qualname__", repr(decorated))
         if isinstance(decorated, type) and issubclass(decorated, self.base):
             return
-        decorated_name = getattr(decorated, "__qualname__", repr(decorated))
         raise ConfigError(
             f'@{self.decorator}("{name}"): {decorated_name} is no subclass of {self.base.__name__}. '
             f"Write a class that derives from it, class {decorated_name}({self.base.__name__})."
