@@ -81,8 +81,6 @@ def load_model(
     Raises `ConfigError`: nothing can be loaded from `path`, its architecture is not supported, its weights are already
     quantised, or `override_config` names an unknown entry; `EngineError`: the weights are missing or damaged.
     """
-    import transformers
-
     config = read_config(path, trust_remote_code=trust_remote_code, section=section)
     family = family_of(config, section=section, trust_remote_code=trust_remote_code)
     for key, value in override_config.items():
@@ -94,9 +92,7 @@ def load_model(
             f"{section}.model_path '{path}' holds quantised weights, which cannot be trained. Give the checkpoint they "
             "were made from; worker.actor.model.lora.quantization=nf4 quantises it as it is loaded"
         )
-    auto: Any = transformers.AutoModelForCausalLM
-    if family.reads_images:
-        auto = transformers.AutoModelForImageTextToText
+    auto = _model_class(family)
     options: dict[str, Any] = {
         "dtype": dtype,
         "attn_implementation": family.attention,
@@ -126,6 +122,15 @@ def load_model(
             f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file is "
             "truncated or damaged, copy or download the folder again"
         ) from error
+
+
+def _model_class(family: Family) -> Any:
+    """Returns transformers' class that loads a family's models."""
+    import transformers
+
+    if family.reads_images:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
 
 
 @contextmanager
