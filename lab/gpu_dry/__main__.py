@@ -100,8 +100,8 @@ def engine_checks() -> Iterator[Check]:
         yield Check(part="engine", what=f"2b, {words}, 2 ranks share it", card="H100", arguments=arguments, ranks=2)
     apart = ("qwen3-vl-2b", "adapter", "2", "1")
     yield Check(part="engine", what="2b, adapter, 2 ranks with one each", card="H100", arguments=apart, ranks=2)
-    first = ("qwen3-vl-2b", "adapter", "8", "1", "alone")
-    yield Check(part="engine", what="2b, adapter, first of 8 with one each", card="H100", arguments=first)
+    first = ("qwen3-vl-2b", "full", "8", "1", "alone")
+    yield Check(part="engine", what="2b, all weights, first of 8 with one each", card="H100", arguments=first)
 
 
 def option_checks() -> Iterator[Check]:
