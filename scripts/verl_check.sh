@@ -20,4 +20,6 @@ fi
 FOLDER="$(mktemp -d)"
 trap 'rm -rf "$FOLDER"' EXIT
 "$CEPO_PYTHON" tests/integrations/verl_on_cpu/own_rollouts.py "$FOLDER"
-CEPO_VERL_ROLLOUTS="$FOLDER" "$VERL_PYTHON" -m pytest --noconftest -rs tests/integrations/test_verl.py "$@"
+for TESTS in test_verl test_verl_tools; do # one process each, because each starts Ray and a process group
+    CEPO_VERL_ROLLOUTS="$FOLDER" "$VERL_PYTHON" -m pytest --noconftest -rs "tests/integrations/$TESTS.py" "$@"
+done

@@ -5,10 +5,8 @@ Runs in an environment with verl, where neither cepo's own trainer nor the tests
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
-import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -25,20 +23,13 @@ if find_spec("verl") is None:
 
 HERE = Path(__file__).parent / "verl_on_cpu"
 sys.path.insert(0, str(HERE))
-os.environ |= {"VERL_PLATFORM": "cpu", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-os.environ |= {"VERL_USE_EXTERNAL_MODULES": "processor", "MASTER_PORT": "29617"}
-os.environ |= {"RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false"}
 
-import processor  # noqa: E402
-import ray  # noqa: E402
 import transfer_queue as tq  # noqa: E402
-from canned import FOLDER, told  # noqa: E402
-from hydra import compose, initialize_config_module  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
+from assembly import ROLLOUTS, configuration, started  # noqa: E402
+from canned import told  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 from verl.trainer.ppo.core_algos import FixedKLController  # noqa: E402
-from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls  # noqa: E402
-from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
+from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 
 from cepo.algorithms import build_estimator  # noqa: E402
 from cepo.errors import ConfigError  # noqa: E402
@@ -46,90 +37,6 @@ from cepo.integrations.gathered import Credit  # noqa: E402
 from cepo.integrations.verl import _FIELDS, CepoTrainer, _rows_of, _visuals  # noqa: E402
 from cepo.models.patch_mask import PatchMask  # noqa: E402
 from cepo.models.text_codec import TextCodec  # noqa: E402
-
-ROLLOUTS = Path(os.environ[FOLDER])
-
-
-def configuration(*overrides: str) -> Any:
-    """verl's whole configuration, as its command line makes it."""
-    given = [
-        f"data.train_files={ROLLOUTS / 'verl.parquet'}",
-        f"data.val_files={ROLLOUTS / 'verl.parquet'}",
-        "data.train_batch_size=4",
-        "data.max_prompt_length=1024",
-        "data.max_response_length=256",
-        "data.dataloader_num_workers=0",
-        "data.shuffle=false",
-        f"actor_rollout_ref.model.path={told()['model']}",
-        "actor_rollout_ref.model.use_remove_padding=false",
-        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-        "actor_rollout_ref.actor.strategy=fsdp2",
-        "actor_rollout_ref.actor.fsdp_config.strategy=fsdp2",
-        "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
-        "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
-        "+actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
-        "actor_rollout_ref.rollout.name=vllm",
-        "actor_rollout_ref.rollout.calculate_log_probs=false",
-        f"actor_rollout_ref.rollout.n={told()['group']}",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={ROLLOUTS / 'agent_loops.yaml'}",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=canned",
-        "trainer.device=cpu",
-        "trainer.n_gpus_per_node=1",
-        "trainer.v1.trainer_mode=cepo_sync",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-    ]
-    with initialize_config_module(config_module="verl.trainer.config", version_base=None):
-        config = compose(config_name="ppo_trainer", overrides=[*given, *overrides])
-    config.transfer_queue.enable = True
-    OmegaConf.resolve(config)
-    return config
-
-
-class OneProcess:
-    """verl's actor worker in this process, in place of a group of Ray workers."""
-
-    def __init__(self, config: Any) -> None:
-        self._dispatch_info = {"actor": [0]}
-        self.worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
-        self.worker.init_model()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.worker, name)
-
-    def weights(self) -> list[torch.Tensor]:
-        return [each.full_tensor().detach().clone() for each in self.worker.actor.engine.module.parameters()]
-
-
-class AgentLoops:
-    """verl's agent loop worker in this process, in place of Ray workers."""
-
-    def __init__(self, config: Any) -> None:
-        self._worker = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class(config, None, None, None)
-
-    def generate_sequences(self, batch: Any) -> None:
-        async def finish() -> None:
-            await self._worker.generate_sequences(batch)
-            await asyncio.gather(*self._worker.background_tasks)
-
-        asyncio.run(finish())
-
-
-def assembled(config: Any) -> CepoTrainer:
-    """The trainer as `PPOTrainer.init` assembles it, without an inference engine, which needs a GPU."""
-    trainer = CepoTrainer(config)
-    trainer._init_tokenizer()
-    trainer._init_dataloader()
-    trainer.actor_rollout_wg, trainer.ref_in_actor = OneProcess(trainer.config), False
-    trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])  # rewards come with the responses
-    trainer.checkpoint_manager = SimpleNamespace(sleep_replicas=lambda: None)
-    trainer.curr_step_profile, trainer.distillation_config = False, None
-    trainer.agent_loop_manager = AgentLoops(trainer.config)
-    return trainer
 
 
 class Watched:
@@ -219,24 +126,18 @@ class Watched:
 def run() -> Iterator[SimpleNamespace]:
     """Two steps with `cepo`, and on the first one the advantages of every case."""
     (ROLLOUTS / "agent_loops.yaml").write_text("- name: canned\n  _target_: canned.CannedAgentLoop\n", encoding="utf-8")
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    processor.register_engine()
-    ray.init(num_cpus=8, object_store_memory=300 * 2**20, include_dashboard=False, log_to_driver=False)
-    config = configuration()
-    tq.init(config.transfer_queue)
-    trainer = assembled(config)
-    watched, steps = Watched(trainer), []
-    weights = [trainer.actor_rollout_wg.weights()]
-    for step in (1, 2):
-        trainer.global_steps, metrics, timing = step, {}, {}
-        batch = trainer.step(metrics, timing)
-        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-        weights.append(trainer.actor_rollout_wg.weights())
-        steps.append(metrics)
-    yield SimpleNamespace(watched=watched, steps=steps, weights=weights, left=tq.kv_list())
-    tq.close()
-    ray.shutdown()
+    with started(configuration()) as trainer:
+        watched = Watched(trainer)
+        steps: list[dict[str, Any]] = []
+        weights = [trainer.actor_rollout_wg.weights()]
+        for step in (1, 2):
+            trainer.global_steps = step
+            metrics: dict[str, Any] = {}
+            batch = trainer.step(metrics, {})
+            tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+            weights.append(trainer.actor_rollout_wg.weights())
+            steps.append(metrics)
+        yield SimpleNamespace(watched=watched, steps=steps, weights=weights, left=tq.kv_list())
 
 
 def test_verl_finds_the_trainer_by_its_entry_point() -> None:
