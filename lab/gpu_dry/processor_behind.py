@@ -121,7 +121,7 @@ class ProcessorBehind(TorchDispatchMode):
             same_memory(copy).copy_(value)
             return copy
 
-        compute = ONLY_ON_GPUS.get(func, func)
+        compute: Any = ONLY_ON_GPUS.get(func, func)
         host_args = tree_map(to_host, args)
         host_kwargs = tree_map(to_host, kwargs)
         return tree_map(back, compute(*host_args, **host_kwargs))

@@ -188,7 +188,7 @@ def actor_step(
     actor.forget_gradients()
     weights = actor.rollout_weights()
     if isinstance(weights, FullWeights):
-        list(weights.tensors)
+        assert list(weights.tensors), "the rollout engine gets no weights"
     actor.rest()
     outcome["values"].append([value for row in scored for value in row.tolist()])
     outcome["grad_norm"].append(metrics["actor/grad_norm"].value)
