@@ -105,7 +105,7 @@ def test_a_local_dataset_keeps_its_split_and_a_hub_name_stays() -> None:
 def test_every_example_with_a_yaml_file_is_trained_here() -> None:
     """The judge's needs a server, which tests/rewards/test_rewards_with_eyes.py starts; the last test here is SFT's.
 
-    That of a model with eyes needs a language model, whose tower test_eyes.py trains.
+    That of a model with eyes is trained in test_eyes.py.
     """
     found = {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*.yaml")}
     assert found == {*TRAINED, "reward_function/judged.yaml", "sft_first/after_sft.yaml", "eyes/eyes.yaml"}

@@ -1,16 +1,21 @@
-"""The example of eyes that speak words: its figures and its tower, on a tiny language model."""
+"""The example of eyes that speak words: its figures, its tower, and a training step, on a tiny language model."""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+from cepo.config import check_config, load_config
+from cepo.train import train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "eyes"
 
@@ -173,3 +178,37 @@ def test_a_tower_learns_the_words_of_a_figure(example: Any, figures: Any, seeing
     accuracy = example["reading_accuracy"](model, processor.tokenizer, training, seed=1)
     assert accuracy["captions"] == accuracy["counts"] == accuracy["tokens"] == 1
     assert torch.equal(model.get_input_embeddings().weight, before)
+
+
+@pytest.mark.heavy
+def test_a_written_model_trains_a_step_on_its_figures(
+    example: Any, figures: Any, language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 problems x 4 responses, sampled by transformers; the sampler's log-probs are the trainer's."""
+    folder = tmp_path / "eyes"
+    monkeypatch.setattr(sys, "argv", ["figures.py", str(folder)])
+    figures.main()
+    monkeypatch.setattr(sys, "argv", ["tower.py", str(language_model), str(folder / "model"), "--steps", "2"])
+    example["main"]()
+    config = load_config(
+        [
+            "config=examples/eyes/eyes.yaml",
+            f"data.train_files={folder / 'train.jsonl'}",
+            f"data.val_files={folder / 'held_out.jsonl'}",
+            f"data.image_dir={folder}",
+            f"worker.actor.model.model_path={folder / 'model'}",
+            "worker.actor.global_batch_size=2",
+            "worker.rollout.n=4",
+            "data.rollout_batch_size=2",
+            "data.max_response_length=8",
+            "trainer.max_steps=1",
+            "trainer.val_freq=-1",
+            "trainer.val_before_train=false",
+            "trainer.logger=[file]",
+            f"trainer.save_checkpoint_path={tmp_path / 'run'}",
+        ]
+    )
+    check_config(config)
+    train(config)
+    [line] = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["rollout/log_prob_gap_max"] < 1e-4
