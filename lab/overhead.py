@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.support.machine import load_average, machine_record
-from lab.support.paired import Record, Summary, paired_ratio, side_by_side, take_turns
+from lab.support.paired import Record, Side, Summary, paired_ratio, side_by_side, take_turns
 from lab.support.shapes import SHAPES
 from lab.support.tables import RESULTS, save, side_summary, spread, stage_rows, table
 
@@ -52,7 +52,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def sides_of(options: argparse.Namespace, folder: str) -> dict[str, tuple[str, dict[str, Any]]]:
+def sides_of(options: argparse.Namespace, folder: str) -> dict[str, Side]:
     """Returns the settings of each process, with a shorter schedule, so that half of the measured steps are active."""
     shared = {
         "folder": folder,
@@ -76,7 +76,7 @@ def sides_of(options: argparse.Namespace, folder: str) -> dict[str, tuple[str, d
             | without
             | {"overrides": options.plain_overrides, "dead_share": 0.0, "score_all": True, "run": "plain"}
         )
-    return {name: (module, what) for name, what in told.items()}
+    return {name: Side(module, what) for name, what in told.items()}
 
 
 def num_active_steps(options: argparse.Namespace) -> int:

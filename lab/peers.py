@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.support.machine import load_average, machine_record
-from lab.support.paired import Record, paired_ratio, side_by_side, take_turns
+from lab.support.paired import Record, Side, paired_ratio, side_by_side, take_turns
 from lab.support.shapes import SHAPES
 from lab.support.tables import RESULTS, save, side_summary, spread, stage_rows, table
 
@@ -86,8 +86,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         told = work | {"folder": folder}
         sides = {
-            OURS: ("lab.support.training", told | {"method": options.method, "overrides": options.overrides}),
-            THEIRS: ("lab.support.trl_training", told),
+            OURS: Side("lab.support.training", told | {"method": options.method, "overrides": options.overrides}),
+            THEIRS: Side("lab.support.trl_training", told),
         }
         with side_by_side(sides, threads=options.threads, folder=Path(folder)) as processes:
             records = take_turns(processes, steps=options.steps, warm_up=options.warm_up)

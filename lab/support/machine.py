@@ -14,12 +14,12 @@ PACKAGES = ("torch", "transformers", "peft", "accelerate", "trl", "vllm", "vllm-
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def environment(threads: int, cache: Path) -> dict[str, str]:
-    """Returns the environment of a measured process: its threads, this checkout's code, and a separate cache folder."""
+def environment(threads: int, cache: Path, *, root: Path = ROOT) -> dict[str, str]:
+    """Returns the environment of a measured process: its threads, the code of `root`, and a separate cache folder."""
     counts = dict.fromkeys(THREAD_VARIABLES, str(threads))
     # A trainer may try to connect to an installed tracker.
     quiet = {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return os.environ | counts | quiet | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+    return os.environ | counts | quiet | {"PYTHONPATH": str(root), "XDG_CACHE_HOME": str(cache)}
 
 
 def machine_record(threads: int) -> dict[str, Any]:

@@ -19,23 +19,31 @@ Record = dict[str, Any]
 """A process's record of one step: `seconds`, and counts."""
 
 
-class StepProcess:
-    """A process that performs a step on request and reports its cost.
+@dataclass(frozen=True)
+class Side:
+    """What a measured process runs.
 
-    Args:
+    Attributes:
         module: run with `python -m`; it calls `serve`.
         options: passed to the module as JSON.
-        threads: number of threads.
-        log: file for the output of the process.
+        root: the checkout whose code runs.
     """
 
-    def __init__(self, module: str, options: Mapping[str, Any], *, threads: int, log: Path) -> None:
+    module: str
+    options: Mapping[str, Any]
+    root: Path = ROOT
+
+
+class StepProcess:
+    """A process that performs a step on request and reports its cost; its output goes to the file `log`."""
+
+    def __init__(self, side: Side, *, threads: int, log: Path) -> None:
         self.log = log
         self._stream = log.open("w")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(options)],
-            cwd=ROOT,
-            env=environment(threads, log.parent / "cache"),
+            [sys.executable, "-m", side.module, json.dumps(side.options)],
+            cwd=side.root,
+            env=environment(threads, log.parent / "cache", root=side.root),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stream,
@@ -100,15 +108,13 @@ def serve(step: Callable[[int], Record]) -> None:
 
 
 @contextmanager
-def side_by_side(
-    sides: Mapping[str, tuple[str, Mapping[str, Any]]], *, threads: int, folder: Path
-) -> Iterator[dict[str, StepProcess]]:
-    """Yields a process for each side, which is name -> (module, options); the logs are in `folder`."""
+def side_by_side(sides: Mapping[str, Side], *, threads: int, folder: Path) -> Iterator[dict[str, StepProcess]]:
+    """Yields a process for each named side; the logs are in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     processes: dict[str, StepProcess] = {}
     try:
-        for name, (module, options) in sides.items():
-            processes[name] = StepProcess(module, options, threads=threads, log=folder / f"{name}.log")
+        for name, side in sides.items():
+            processes[name] = StepProcess(side, threads=threads, log=folder / f"{name}.log")
         yield processes
     finally:
         for process in processes.values():

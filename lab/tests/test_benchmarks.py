@@ -27,7 +27,7 @@ from lab.support.collectives import (
 )
 from lab.support.machine import ROOT
 from lab.support.model_flops import PATCH_VALUES, ModelFlops, causal_pairs
-from lab.support.paired import Record, paired_ratio, side_by_side, summary, take_turns
+from lab.support.paired import Record, Side, paired_ratio, side_by_side, summary, take_turns
 from lab.support.problems import Script
 from lab.support.profiling import LISTED_OPERATIONS, profile_tables
 from lab.support.rows import HINT_TOKENS
@@ -53,7 +53,7 @@ def test_a_script_gives_the_same_lengths_for_the_same_step() -> None:
 
 def turns(folder: Path, sides: dict[str, dict[str, Any]], modules: dict[str, str]) -> dict[str, list[Record]]:
     shared = {"folder": str(folder), "shape": "micro", "prompts": 2, "steps": 2, "dead_share": 0.5}
-    told = {name: (modules[name], shared | own) for name, own in sides.items()}
+    told = {name: Side(modules[name], shared | own) for name, own in sides.items()}
     with side_by_side(told, threads=1, folder=folder) as processes:
         return take_turns(processes, steps=2)
 
@@ -95,7 +95,7 @@ def test_trl_generates_and_updates_as_many_tokens_as_cepo(tmp_path: Path) -> Non
 
 def test_a_measured_process_that_dies_says_why(tmp_path: Path) -> None:
     with (
-        side_by_side({"broken": ("lab.support.training", {"no": "option"})}, threads=1, folder=tmp_path) as found,
+        side_by_side({"broken": Side("lab.support.training", {"no": "option"})}, threads=1, folder=tmp_path) as found,
         pytest.raises(RuntimeError, match="unexpected keyword argument 'no'"),
     ):
         found["broken"].step()
