@@ -37,7 +37,7 @@ TRL = "TRL's grpo"
 BEFORE = ", before"
 PASSES = [
     "worker.actor.micro_batch_size_per_device_for_update=4",
-    "worker.actor.micro_batch_size_per_device_for_experience=32",
+    "worker.actor.micro_batch_size_per_device_for_experience=4",
 ]
 """Those of configs/real_model/base.yaml."""
 PRODUCT = (1024, 576, 3072)
