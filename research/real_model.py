@@ -4,8 +4,9 @@
     python -m research.real_model records --out FOLDER
 
 The plan is `research/real_model.yaml`. `run` trains seed by seed, so that every finished seed has all arms; it can be
-stopped and called again, and resumes an interrupted run. `records` writes `research/results/real_model.json` from the
-finished runs and prints the table of differences.
+stopped and called again, and resumes an interrupted run. `records` adds the finished runs of a folder to
+`research/results/real_model.json` and prints the table of differences. A recorded run is not trained again, so that the
+study can be spread over several machines.
 """
 
 from __future__ import annotations
@@ -81,9 +82,22 @@ def planned() -> Iterator[Run]:
             yield Run(arm=arm, seed=seed)
 
 
-def run_all(out: Path, model: str, most: int) -> int:
-    """Trains up to `most` runs that are not finished; returns the exit code of the first that failed, else 0."""
-    unfinished = [run for run in planned() if not is_done(run.folder(out))]
+def recorded(results: Path) -> dict[tuple[str, int], Record]:
+    """Returns the records of a results file by arm and seed; none if there is no file."""
+    if not results.exists():
+        return {}
+    records = json.loads(results.read_text(encoding="utf-8"))["runs"]
+    return {(record["arm"], record["seed"]): record for record in records}
+
+
+def run_all(out: Path, model: str, *, seeds: Sequence[int], most: int, results: Path) -> int:
+    """Trains up to `most` runs of these seeds that are neither finished nor recorded.
+
+    Returns the exit code of the first that failed, else 0.
+    """
+    known = recorded(results)
+    missing = [run for run in planned() if run.seed in seeds and (run.arm.name, run.seed) not in known]
+    unfinished = [run for run in missing if not is_done(run.folder(out))]
     for run in unfinished[:most]:
         exit_code = train_once(run.settings(model), seed=run.seed, folder=run.folder(out))
         if exit_code != 0:
@@ -107,7 +121,21 @@ def record_of(run: Run, out: Path) -> Record | None:
         "trained": [round(value, 5) for value in data.series("reward/accuracy")[1]],
         "held_out": {str(step): round(value, 5) for step, value in validations.items()},
         "step_seconds": [round(value, 2) for value in data.series("timing_s/step")[1]],
+        "machine": machine_record(torch.get_num_threads()),
     }
+
+
+def all_records(out: Path, results: Path) -> list[Record]:
+    """Returns the records of the results file and those of the runs that have finished in `out`, in the plan's order."""
+    known = recorded(results)
+    for run in planned():
+        key = (run.arm.name, run.seed)
+        if key not in known:
+            record = record_of(run, out)
+            if record is not None:
+                known[key] = record
+    keys = [(run.arm.name, run.seed) for run in planned()]
+    return [known[key] for key in keys if key in known]
 
 
 def rollout_accuracy(record: Record) -> float:
@@ -153,6 +181,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("command", choices=("run", "records"))
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs, outside the repository")
     parser.add_argument("--model", help="model folder or hub name; required by run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=PLAN["seeds"], help="those that this process trains")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="stop after so many runs")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
@@ -160,10 +189,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.command == "run":
         if options.model is None:
             parser.error("run needs --model")
-        return run_all(out, options.model, options.most)
-    finished = [record_of(run, out) for run in planned()]
-    records = [record for record in finished if record is not None]
-    whole = {"plan": PLAN, "machine": machine_record(torch.get_num_threads()), "runs": records}
+        return run_all(out, options.model, seeds=options.seeds, most=options.most, results=options.results)
+    records = all_records(out, options.results)
+    whole = {"plan": PLAN, "runs": records}
     options.results.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     print(differences_table(records))
     return 0

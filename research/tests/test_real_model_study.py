@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from factories import group, rollout
 
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
-from research.real_model import ARMS, PLAN, differences_table, planned
+from research.real_model import ARMS, PLAN, all_records, differences_table, planned, run_all
 from research.support.seeded_runs import train_once
 
 REPOSITORY = Path(__file__).parents[2]
@@ -38,6 +39,18 @@ def test_differences_are_paired_by_seed() -> None:
     assert cells[:5] == ["cepo", "2 of 5", "55.0 ± 15.0", "+15.0 ± 5.0", "0.205"]
     [rlsd_line] = [line for line in lines if line.startswith("| rlsd |")]
     assert "not run" in rlsd_line
+
+
+def test_recorded_runs_are_neither_trained_nor_forgotten(tmp_path: Path) -> None:
+    """Records of one machine stay when another adds its own, in the plan's order."""
+    results = tmp_path / "results.json"
+    earlier = [{"arm": "cepo", "seed": 1}, {"arm": "grpo", "seed": 1}]
+    results.write_text(json.dumps({"plan": PLAN, "runs": earlier}), encoding="utf-8")
+    assert all_records(tmp_path / "no runs here", results) == [earlier[1], earlier[0]]
+    everything = [{"arm": run.arm.name, "seed": run.seed} for run in planned()]
+    results.write_text(json.dumps({"plan": PLAN, "runs": everything}), encoding="utf-8")
+    assert run_all(tmp_path, "no model", seeds=PLAN["seeds"], most=1, results=results) == 0
+    assert list(tmp_path.iterdir()) == [results], "a recorded run was trained"
 
 
 def test_the_control_never_reads_the_true_answer() -> None:
