@@ -13,8 +13,9 @@ cd "$ROOT"
 [[ -f "configs/real_model/$METHOD.yaml" ]] ||
     die "There is no configs/real_model/$METHOD.yaml; there are: $(cd configs/real_model && ls ./*.yaml | sed 's/^..//; s/\.yaml$//' | grep -v base | paste -sd' ')"
 MODEL="${REAL_MODEL:-${XDG_CACHE_HOME:-$HOME/.cache}/cepo/SmolLM2-135M-Instruct}"
-# All cores: at this size each product of matrices fills them, unlike those of the toy task.
-export OMP_NUM_THREADS="${REAL_MODEL_THREADS:-$(nproc)}"
+# All cores: at this size each product of matrices fills them, unlike those of the toy task, for which common.sh sets one
+# thread. nproc would return that one.
+export OMP_NUM_THREADS="${REAL_MODEL_THREADS:-$(env -u OMP_NUM_THREADS nproc)}"
 if [[ ! -d "$MODEL" ]]; then
     echo "Fetching SmolLM2-135M-Instruct (Apache-2.0, 540 MB) to $MODEL; REAL_MODEL names another folder."
     "$CEPO_PYTHON" examples/real_model/weights.py "$MODEL"

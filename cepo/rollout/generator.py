@@ -42,7 +42,7 @@ class GeneratorSettings(RolloutConfig):
     """0 if the weights come as `FullWeights`, else the rank of the adapters."""
     adapted_layers: tuple[str, ...] = ()
     """The last parts of the names of the layers that adapters change; empty: any layer that the engine can adapt."""
-    batch_size: Count = 128
+    batch_size: Count = 64
     """Number of responses that transformers decodes together."""
 
 
