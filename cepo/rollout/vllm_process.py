@@ -23,6 +23,7 @@ from cepo.rollout.generator import GeneratorSettings
 from cepo.terminal.progress import phase
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
     from vllm import LLM
 
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -88,7 +89,7 @@ def engine_options(
         # One engine per rank of the trainer's process group, or per group of neighbouring ranks.
         "distributed_executor_backend": "external_launcher" if num_ranks > 1 else None,
         # On a GPU 16-bit operands give float32; elsewhere both are cast.
-        "hf_overrides": {"head_dtype": "float32"} if settings.fp32_logits else {},
+        "hf_overrides": _with_float32_head if settings.fp32_logits else {},
         "speculative_config": dict(settings.speculative_config) or None,
         "quantization": settings.quantization,
         **_adapter_options(settings),
@@ -99,6 +100,17 @@ def engine_options(
         options["block_size"] = _CPU_BLOCK_TOKENS
         return options
     return options | _gpu_options(settings, capability, flashinfer_kernels=flashinfer_kernels)
+
+
+def _with_float32_head(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Returns the model's configuration with a head that gives float32.
+
+    vLLM reads the type from the configuration of the model that owns the head: the language model's in some families
+    (InternVL, GLM-4V, Gemma, LLaVA-OneVision, LFM2-VL), the whole model's in others.
+    """
+    for part in (config, config.get_text_config()):
+        part.head_dtype = "float32"
+    return config
 
 
 def _require_device(settings: GeneratorSettings, capability: Capability | None) -> None:

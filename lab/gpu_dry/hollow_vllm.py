@@ -1,4 +1,4 @@
-"""Stands in for what vLLM reads from a GPU that computes nothing: copies by the runtime's own handle, and sampled tokens.
+"""Stands in for what vLLM reads from a GPU that computes nothing: copies by the runtime's own handle, tokens, and counts.
 
 Groups of several ranks on cards are of torch's backend "fake" in place of NCCL.
 """
@@ -49,6 +49,19 @@ def stand_in() -> None:
 
     AsyncOutput.get_output = output_with_tokens  # pyright: ignore[reportAttributeAccessIssue]
     torch.unique = _unique_on_host(torch.unique)
+    _keep_all_tiles()
+
+
+def _keep_all_tiles() -> None:
+    """Lets vLLM's SmolVLM take all tiles of an image: it counts a tile's zeros on the device to drop empty ones."""
+    from vllm.model_executor.models.idefics3 import Idefics3Model
+
+    plain_features = Idefics3Model.image_pixels_to_features
+
+    def features_of_all(model: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        return plain_features(model, *arguments, **keywords | {"remove_padding": False})
+
+    Idefics3Model.image_pixels_to_features = features_of_all  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _unique_on_host(unique: Any) -> Any:

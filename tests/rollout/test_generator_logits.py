@@ -15,11 +15,14 @@ from generator_cases import (
     Redraw,
     mean_gap,
     open_generator,
+    picture,
     random_adapter,
     reference_model,
+    request,
     tokens,
 )
 from rounding import LOG_PROBS
+from tiny_checkpoints import write_checkpoint
 from torch import Tensor
 
 from cepo.errors import EngineError
@@ -87,6 +90,16 @@ def test_logits_in_bf16_runs_are_float32(
         assert (types, error < LOG_PROBS) == ({torch.float32}, True)
         given = weights["lm_head.weight"][:300].bfloat16().float()
         assert torch.equal(head_of(generator)[1].weight[:300].float(), given)
+
+
+def test_the_head_of_a_language_model_within_is_float32(tmp_path: Path) -> None:
+    """vLLM builds InternVL's language model, head included, from its own part of the configuration."""
+    folder = write_checkpoint("internvl", tmp_path)
+    processing = Processing(str(folder))
+    prompt = request(processing, "Which?", [picture(0)], seed=1)
+    with contextlib.closing(open_generator("vllm", folder, processing, dtype="bf16")) as generator:
+        types, _, error = head_errors(generator, [prompt])
+    assert (types, error < LOG_PROBS) == ({torch.float32}, True)
 
 
 @pytest.mark.parametrize(
