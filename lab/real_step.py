@@ -1,7 +1,7 @@
 """Measures training steps at the size of SmolLM2-135M by stage, and each stage's share of the processor's speed.
 
-    python -m lab.real_step                        # grpo, cepo, and TRL's GRPOTrainer
-    python -m lab.real_step --before FOLDER        # also grpo and cepo of another checkout
+    python -m lab.real_step                        # the default method, cepo, and TRL's GRPOTrainer
+    python -m lab.real_step --before FOLDER        # also both methods of another checkout
 
 All sides do the work of one step of `configs/real_model`: 16 prompts of 53 tokens, 8 responses of 28 to 40 tokens to each,
 LoRA of rank 16, float32. They alternate their steps, each in a process of its own, and generate equally many tokens. The
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from lab.support.machine import load_average, machine_record
 from lab.support.model_flops import ModelFlops
 from lab.support.paired import Record, Side, Summary, paired_ratio, side_by_side, take_turns
@@ -32,8 +33,9 @@ from lab.support.tables import RESULTS, save, side_summary, spread, table
 
 SHAPE = SMOLLM2_135M
 LORA_RANK = 16
-OURS = ("grpo", "cepo")
-TRL = "TRL's grpo"
+PLAIN = DEFAULT_ESTIMATOR
+OURS = (PLAIN, "cepo")
+TRL = f"TRL's {PLAIN}"
 BEFORE = ", before"
 PASSES = [
     "worker.actor.micro_batch_size_per_device_for_update=4",
@@ -89,7 +91,7 @@ def computed_flops(records: Mapping[str, Sequence[Record]], side: str) -> dict[s
     costs = ModelFlops(SHAPE, LORA_RANK)
     linear = costs.token + costs.adapter_token
     means = side_summary(records[side])
-    update = side_summary(records[side.replace("cepo", "grpo")])
+    update = side_summary(records[side.replace("cepo", PLAIN)])
     update_tokens = update["counts"]["work/tokens_computed"]
     update_responses = update["counts"]["live_rows"] * _mean_length(update)
     # Forward and backward: frozen weights have no gradient of their own, adapters have.
@@ -169,9 +171,9 @@ def ratios(records: Mapping[str, Sequence[Record]]) -> dict[str, Summary]:
             [record["seconds"] for record in records[numerator]], [record["seconds"] for record in records[denominator]]
         )
 
-    pairs = [("cepo", "grpo"), (TRL, "grpo")]
+    pairs = [("cepo", PLAIN), (TRL, PLAIN)]
     pairs += [(method + BEFORE, method) for method in OURS]
-    pairs.append(("cepo" + BEFORE, "grpo" + BEFORE))
+    pairs.append(("cepo" + BEFORE, PLAIN + BEFORE))
     present = [pair for pair in pairs if set(pair) <= set(records)]
     return {f"{numerator} / {denominator}": of(numerator, denominator) for numerator, denominator in present}
 
