@@ -1,11 +1,12 @@
 """Writes checkpoint folders of InternVL and SmolVLM without weights, with the sizes of published models.
 
-Processor and tokenizer are those of the tests' tiny checkpoints, whose tokenizers have a few hundred tokens. The sizes
-follow the models' `config.json`; images are cut into tiles as the models' own processors cut them.
+Processor and tokenizer are those of the tests' tiny checkpoints, with the tokenizer lengthened to the model's vocabulary.
+The sizes follow the models' `config.json`; images are cut into tiles as the models' own processors cut them.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,6 +107,19 @@ def write_published(name: str, folder: Path) -> None:
     config.save_pretrained(folder)
     _use_tiles(parts.processor, model)
     parts.processor.save_pretrained(folder)
+    _lengthen_tokenizer(folder / "tokenizer.json", model.text["vocab_size"])
+
+
+def _lengthen_tokenizer(file: Path, num_tokens: int) -> None:
+    """Adds tokens to which no text is tokenised: ids without one are banned, and vLLM refuses to ban thousands."""
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    # With the special tokens in the vocabulary, they keep their ids when the tokenizer is read.
+    for token in tokenizer["added_tokens"]:
+        vocabulary[token["content"]] = token["id"]
+    for token_id in range(max(vocabulary.values()) + 1, num_tokens):
+        vocabulary[f"unwritten{token_id}"] = token_id
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
 
 
 def _use_tiles(processor: Any, model: Published) -> None:
