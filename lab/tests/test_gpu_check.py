@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from tiny_checkpoints import write_checkpoint
 
 from cepo.models.processing import Processing
 from cepo.rollout.factory import MOST_BANNED_ON_GPU
@@ -258,6 +259,19 @@ def test_a_published_shapes_image_becomes_tiles(name: str, tiles: int, tokens_pe
     prompt = processing.encode("<image>", processing.load_images([PUBLISHED[name].image()]))
     image_token = processing.placeholders[0]
     assert prompt.token_ids.count(image_token) == tiles * tokens_per_tile
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_a_published_shapes_tokenizer_has_the_models_length(name: str, tmp_path: Path) -> None:
+    """The tiny checkpoint's few hundred tokens keep their ids, and few enough are banned for vLLM on a GPU."""
+    write_model(name, tmp_path / "published")
+    published = Processing(str(tmp_path / "published"))
+    tiny = Processing(str(write_checkpoint(PUBLISHED[name].family, tmp_path / "tiny")))
+    assert len(published.tokenizer) == PUBLISHED[name].text["vocab_size"]
+    assert tiny.tokenizer.get_vocab().items() <= published.tokenizer.get_vocab().items()
+    text = "Find the area of ABC. unwritten700"
+    assert published.tokenizer(text)["input_ids"] == tiny.tokenizer(text)["input_ids"]
+    assert len(published.banned_token_ids) <= MOST_BANNED_ON_GPU
 
 
 def test_words_part_and_card_select_checks() -> None:
