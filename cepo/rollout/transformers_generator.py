@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cepo.errors import EngineError
+from cepo.hardware import return_unused_memory
 from cepo.models.fused_decoding import FusedDecoder, FusedDecoding, fused_decoder
 from cepo.models.head import use_float32_logits
 from cepo.models.inputs import EncodedPrompt
@@ -116,7 +117,8 @@ class TransformersGenerator:
             self._load_full(weights)
 
     def rest(self) -> None:
-        """Does nothing: keys and values are freed after each call."""
+        """Returns the memory of keys and values, which are freed after each call, to the system."""
+        return_unused_memory()
 
     def close(self) -> None:
         self._model = None
