@@ -82,7 +82,6 @@ def drawn(folder: Path, settings: str, groups: Sequence[GroupRecord]) -> set[str
         ),
         ("  adv_estimator: method_of_a_plugin\n", BOTH, set()),
     ],
-    ids=str,
 )
 def test_teachers_of_both_methods_must_read_the_same(
     settings: str, references: dict[str, str], methods: set[str], tmp_path: Path
