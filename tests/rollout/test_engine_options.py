@@ -141,6 +141,8 @@ def test_vllms_own_code_reads_what_it_is_given() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     asked = [options(None, sleep=True)]
     asked += [options(each, num_ranks=2, tensor_parallel_size=2, sleep=True) for each in ((9, 0), (10, 0))]
+    for each in asked:
+        each["hf_overrides"] = {}  # a function of the package, which has no spelling in a script
     script = f"""
 import inspect, json, logging, os, sys
 import cepo
