@@ -71,6 +71,7 @@ class TransformersGenerator:
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
         self._decoder_is_current = False
         self._decoder: FusedDecoder | None = None
+        self._has_sampled = False  # since the last rest
         self._eos_token_ids = frozenset(processing.eos_token_ids)
         self._banned = torch.tensor(processing.banned_token_ids, dtype=torch.long, device=self._device)
 
@@ -78,6 +79,7 @@ class TransformersGenerator:
         self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
         check_lengths(requests, settings, self._settings.max_model_len)
+        self._has_sampled = True
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1  # greedy samples are equal
         rows = self._rows(requests, settings)
@@ -118,7 +120,9 @@ class TransformersGenerator:
 
     def rest(self) -> None:
         """Returns the memory of keys and values, which are freed after each call, to the system."""
-        return_unused_memory()
+        if self._has_sampled:
+            return_unused_memory()
+        self._has_sampled = False
 
     def close(self) -> None:
         self._model = None
@@ -379,23 +383,29 @@ def _tokens_at(probabilities: Float[Tensor, "B V"], uniforms: Float[Tensor, " B"
     The token is searched among blocks and then within one block: a cumulative sum over a large vocabulary would take as
     long as a dozen layers. Sums of blocks are float64, the sum of each block is float32.
     """
-    blocks = pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))  # (B, n, _BLOCK)
-    ends = blocks.sum(dim=2).cumsum(dim=1, dtype=torch.float64)  # (B, n)
+    num_rows, vocabulary_size = probabilities.shape
+    padded = pad(probabilities, (0, -vocabulary_size % _BLOCK))
+    blocks = padded.view(num_rows, -1, _BLOCK)  # (B, n, _BLOCK)
+    ends = blocks.sum(dim=2).cumsum(dim=1, dtype=torch.float64)  # (B, n), the sum up to the end of each block
+    starts = pad(ends, (1, 0))  # (B, n + 1)
     total = ends[:, -1]
     _check_numbers(total)
-    points = torch.minimum(uniforms * total, _just_below(total))[:, None]  # (B, 1)
-    block = torch.searchsorted(ends, points, right=True)  # (B, 1)
-    starts = pad(ends, (1, 0)).gather(1, block)  # the sum before the block, (B, 1)
-    chosen = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0]  # (B, _BLOCK)
-    within = chosen.cumsum(dim=1, dtype=torch.float64)  # (B, _BLOCK)
-    points_within = torch.minimum(points - starts, _just_below(within[:, -1:]))
-    position = torch.searchsorted(within, points_within, right=True)  # (B, 1)
-    return (block * _BLOCK + position)[:, 0]
+    points = _below(uniforms * total, total)
+    block = _first_above(ends, points)
+    rows = torch.arange(num_rows, device=probabilities.device)
+    sums = blocks[rows, block].cumsum(dim=1, dtype=torch.float64)  # (B, _BLOCK), within the row's block
+    points_in_block = _below(points - starts[rows, block], sums[:, -1])
+    return block * _BLOCK + _first_above(sums, points_in_block)
 
 
-def _just_below(sums: Tensor) -> Tensor:
-    """The next smaller numbers: a point below a sum, even if products round up, is at a token of positive probability."""
-    return torch.nextafter(sums, torch.zeros_like(sums))
+def _first_above(sums: Float[Tensor, "B n"], points: Float[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """Returns the index of each row's first sum above its point."""
+    return torch.searchsorted(sums, points[:, None], right=True)[:, 0]
+
+
+def _below(points: Float[Tensor, " B"], sums: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Bounds points by the number before each sum, so that even a rounded point is at a token of positive probability."""
+    return torch.minimum(points, torch.nextafter(sums, torch.zeros_like(sums)))
 
 
 def _allowed(logits: Tensor, banned: Tensor, settings: SamplingSettings) -> Tensor:
