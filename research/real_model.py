@@ -22,15 +22,12 @@ from typing import Any
 import torch
 import yaml
 
-from cepo.report.recorded_run import load_run
 from lab.support.machine import ROOT, machine_record
-from lab.support.tables import table
+from research.support.compared_runs import Record, accuracies_of, differences_table
 from research.support.seeded_runs import is_done, train_once
-from research.support.study_statistics import adjusted_cells, cell, paired
 
 PLAN: Mapping[str, Any] = yaml.safe_load((ROOT / "research" / "real_model.yaml").read_text(encoding="utf-8"))
 RESULTS = ROOT / "research" / "results" / "real_model.json"
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,17 +109,11 @@ def record_of(run: Run, out: Path) -> Record | None:
     folder = run.folder(out)
     if not is_done(folder):
         return None
-    data = load_run(folder)
-    assert data.last_step == PLAN["steps"], f"{folder} is marked as finished and has {data.last_step} steps"
-    validations = data.values_by_step("val/accuracy")
-    return {
-        "arm": run.arm.name,
-        "seed": run.seed,
-        "trained": [round(value, 5) for value in data.series("reward/accuracy")[1]],
-        "held_out": {str(step): round(value, 5) for step, value in validations.items()},
-        "step_seconds": [round(value, 2) for value in data.series("timing_s/step")[1]],
-        "machine": machine_record(torch.get_num_threads()),
-    }
+    accuracies = accuracies_of(folder, trained="reward/accuracy")
+    num_steps = len(accuracies["trained"])
+    assert num_steps == PLAN["steps"], f"{folder} is marked as finished and has {num_steps} steps"
+    machine = machine_record(torch.get_num_threads())
+    return {"arm": run.arm.name, "seed": run.seed} | accuracies | {"machine": machine}
 
 
 def all_records(out: Path, results: Path) -> list[Record]:
@@ -138,41 +129,11 @@ def all_records(out: Path, results: Path) -> list[Record]:
     return [known[key] for key in keys if key in known]
 
 
-def rollout_accuracy(record: Record) -> float:
-    """Returns the share of correct rollouts over all steps of a run: the study's measure."""
-    return sum(record["trained"]) / len(record["trained"])
-
-
-def held_out_accuracy(record: Record) -> float:
-    """Returns the held-out accuracy after the last step."""
-    return record["held_out"][str(PLAN["steps"])]
-
-
-def differences_table(records: Sequence[Record]) -> str:
-    """Returns the table of all arms: both measures, and their paired differences from the baseline with Holm's p."""
-    by_arm: dict[str, dict[int, Record]] = {}
-    for record in records:
-        by_arm.setdefault(record["arm"], {})[record["seed"]] = record
-    baseline = by_arm.get(PLAN["baseline"], {})
-    measures = (rollout_accuracy, held_out_accuracy)
-    p_values: list[Mapping[str, str]] = []
-    for measure in measures:
-        others = {name: paired(baseline, by_arm.get(name, {}), measure) for name in ARMS if name != PLAN["baseline"]}
-        p_values.append(adjusted_cells(others))
-    rows: list[list[str]] = []
-    for name in ARMS:
-        own_records = by_arm.get(name, {})
-        row = [name, f"{len(own_records)} of {len(PLAN['seeds'])}"]
-        for measure, p_of_arm in zip(measures, p_values, strict=True):
-            row.append(cell([measure(record) for record in own_records.values()]))
-            is_baseline = name == PLAN["baseline"]
-            row.append("" if is_baseline else cell(paired(baseline, own_records, measure), signed=True))
-            row.append("" if is_baseline else p_of_arm[name])
-        rows.append(row)
-    head = ["arm", "seeds"]
-    for title in ("rollouts %", "held out %"):
-        head += [title, f"minus {PLAN['baseline']}", "p, Holm"]
-    return table(head, rows)
+def table_of(records: Sequence[Record]) -> str:
+    """Returns the table of all arms of the plan."""
+    return differences_table(
+        records, kind="arm", names=list(ARMS), baseline=PLAN["baseline"], num_planned=len(PLAN["seeds"])
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -193,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     records = all_records(out, options.results)
     whole = {"plan": PLAN, "runs": records}
     options.results.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    print(differences_table(records))
+    print(table_of(records))
     return 0
 
 

@@ -14,29 +14,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from cepo.report.recorded_run import load_run
 from lab.support.machine import ROOT, machine_record
-from lab.support.tables import table
+from research.support.compared_runs import Record, accuracies_of, differences_table, names_in
 from research.support.seeded_runs import train_once
-from research.support.study_statistics import adjusted_cells, cell, paired
 
 LEARNING = ROOT / "research" / "results" / "learning_microgeo.json"
 """The record of the methods that papers compare with, whose table `docs/results.md` has."""
 MARKS = ("<!-- table of research.seeds -->\n", "<!-- end of the table -->\n")
 """What stands before and after the table in a page."""
-NOT_RUN = "Not run yet.\n"
-"""What stands between the marks before there is a record."""
-TRAINING = "reward/correct"
-VALIDATION = "val/accuracy"
-Record = dict[str, Any]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,8 +43,8 @@ def main(argv: list[str] | None = None) -> int:
             if exit_code:
                 print(f"{folder} failed with exit code {exit_code}")
                 return exit_code
-            runs.append(record_of(folder, file=file.stem, seed=seed))
-    written = differences_table(runs)
+            runs.append({"file": file.stem, "seed": seed} | accuracies_of(folder, trained="reward/correct"))
+    written = table_of(runs)
     if options.results is not None:
         record = {
             "files": [str(file) for file in files],
@@ -80,65 +71,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-def record_of(folder: Path, *, file: str, seed: int) -> Record:
-    """Returns the shares of right responses of a run: of each step's rollouts, and of each validation by step."""
-    run = load_run(folder)
-    _, trained = run.series(TRAINING)
-    _, step_seconds = run.series("timing_s/step")
-    held_out: dict[str, float] = {}
-    for step, value in run.values_by_step(VALIDATION).items():
-        held_out[str(step)] = round(value, 5)
-    return {
-        "file": file,
-        "seed": seed,
-        "trained": [round(value, 5) for value in trained],
-        "held_out": held_out,
-        "step_seconds": [round(value, 2) for value in step_seconds],
-    }
-
-
-def rollout_accuracy(record: Record) -> float:
-    """Returns the share of right responses among the training rollouts of all steps."""
-    return statistics.fmean(record["trained"])
-
-
-def held_out_accuracy(record: Record) -> float:
-    """Returns the share of right responses in the last validation."""
-    last_step = max(record["held_out"], key=int)
-    return record["held_out"][last_step]
-
-
-def differences_table(runs: Sequence[Record]) -> str:
-    """Returns a Markdown table in percent, of the files in the order of their first run."""
-    by_file: dict[str, dict[int, Record]] = {}
-    for record in runs:
-        by_file.setdefault(record["file"], {})[record["seed"]] = record
-    baseline, *others = by_file
-    rows = [[file, str(len(of_seeds))] for file, of_seeds in by_file.items()]
-    head = ["file", "seeds"]
-    for title, measure in (("rollouts %", rollout_accuracy), ("held out %", held_out_accuracy)):
-        head += [title, f"minus {baseline}", "p, Holm"]
-        differences = {file: paired(by_file[baseline], by_file[file], measure) for file in others}
-        for row, cells in zip(rows, _cells(by_file, differences, measure), strict=True):
-            row += cells
-    return table(head, rows)
-
-
-def _cells(
-    by_file: Mapping[str, Mapping[int, Record]],
-    differences: Mapping[str, Sequence[float]],
-    measure: Callable[[Record], float],
-) -> list[list[str]]:
-    """Returns for each file the mean of one measure, its difference from the first file, and the adjusted p."""
-    p_of_file = adjusted_cells(differences)
-    rows: list[list[str]] = []
-    for file, of_seeds in by_file.items():
-        mean = cell([measure(record) for record in of_seeds.values()])
-        if file in differences:
-            rows.append([mean, cell(differences[file], signed=True), p_of_file[file]])
-        else:
-            rows.append([mean, "", ""])
-    return rows
+def table_of(runs: Sequence[Record]) -> str:
+    """Returns the table of differences from the file of the first run."""
+    files = names_in(runs, "file")
+    return differences_table(runs, kind="file", names=files, baseline=files[0])
 
 
 def with_table(page: str, written: str) -> str:

@@ -11,7 +11,7 @@ from factories import group, rollout
 
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
-from research.real_model import ARMS, PLAN, all_records, differences_table, planned, run_all
+from research.real_model import ARMS, PLAN, all_records, planned, run_all, table_of
 from research.support.seeded_runs import train_once
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def test_differences_are_paired_by_seed() -> None:
         for arm, accuracies in {"grpo": (0.3, 0.5), "cepo": (0.4, 0.7)}.items()
         for seed, accuracy in zip((1, 2), accuracies, strict=True)
     ]
-    lines = differences_table(records).splitlines()
+    lines = table_of(records).splitlines()
     [cepo_line] = [line for line in lines if line.startswith("| cepo |")]
     cells = [text.strip() for text in cepo_line.strip("|").split("|")]
     assert cells[:5] == ["cepo", "2 of 5", "55.0 ± 15.0", "+15.0 ± 5.0", "0.205"]

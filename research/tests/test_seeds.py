@@ -10,17 +10,8 @@ import pytest
 from run_folders import write_run
 
 from lab.support.machine import ROOT
-from research.seeds import (
-    LEARNING,
-    MARKS,
-    NOT_RUN,
-    Record,
-    arguments,
-    differences_table,
-    main,
-    record_of,
-    with_table,
-)
+from research.seeds import LEARNING, MARKS, arguments, main, table_of, with_table
+from research.support.compared_runs import Record, accuracies_of
 from research.support.seeded_runs import DONE
 
 
@@ -42,7 +33,7 @@ def test_differences_are_paired_by_seed_with_their_error() -> None:
     """
     runs = [run("first", 1, [0.3, 0.5], 0.5), run("second", 1, [0.5], 0.5)]
     runs += [run("first", 2, [0.3], 0.5), run("second", 2, [0.6], 0.6)]
-    lines = differences_table(runs).splitlines()
+    lines = table_of(runs).splitlines()
     assert lines[0] == "| file | seeds | rollouts % | minus first | p, Holm | held out % | minus first | p, Holm |"
     assert lines[2] == "| first | 2 | 35.0 ± 5.0 |  |  | 50.0 ± 0.0 |  |  |"
     assert lines[3] == "| second | 2 | 55.0 ± 5.0 | +20.0 ± 10.0 | 0.295 | 55.0 ± 5.0 | +5.0 ± 5.0 | 0.500 |"
@@ -54,12 +45,12 @@ def test_p_is_adjusted_over_the_files() -> None:
     runs = [run("first", 1, [0.4], 0.5), run("first", 2, [0.3], 0.5)]
     for name in ("second", "third"):
         runs += [run(name, 1, [0.5], 0.5), run(name, 2, [0.6], 0.5)]
-    lines = differences_table(runs).splitlines()
+    lines = table_of(runs).splitlines()
     assert [line.split(" | ")[4] for line in lines[3:]] == ["0.590", "0.590"]
 
 
 def test_one_seed_has_no_error() -> None:
-    lines = differences_table([run("first", 1, [0.4], 0.5)]).splitlines()
+    lines = table_of([run("first", 1, [0.4], 0.5)]).splitlines()
     assert lines[2] == "| first | 1 | 40.0 |  |  | 50.0 |  |  |"
 
 
@@ -74,9 +65,7 @@ def finished_run(folder: Path, trained: list[float]) -> None:
 
 def test_a_record_has_each_step_and_each_validation(tmp_path: Path) -> None:
     finished_run(tmp_path / "run", [0.5, 0.625])
-    assert record_of(tmp_path / "run", file="cepo", seed=3) == {
-        "file": "cepo",
-        "seed": 3,
+    assert accuracies_of(tmp_path / "run", trained="reward/correct") == {
         "trained": [0.5, 0.625],
         "held_out": {"0": 0.25, "2": 0.75},
         "step_seconds": [2.0, 2.0],
@@ -88,7 +77,7 @@ def test_results_and_page_have_the_printed_table(tmp_path: Path, capsys: pytest.
         for seed in (1, 2):
             finished_run(tmp_path / f"{name}-s{seed}", trained)
     page = tmp_path / "page.md"
-    page.write_text(f"# Page\n\n{MARKS[0]}\n{NOT_RUN}\n{MARKS[1]}\nEnd.\n", encoding="utf-8")
+    page.write_text(f"# Page\n\n{MARKS[0]}\nNot run yet.\n\n{MARKS[1]}\nEnd.\n", encoding="utf-8")
     results = tmp_path / "results.json"
     options = ["--seeds", "1", "2", "--out", str(tmp_path), "--results", str(results), "--page", str(page)]
     assert main(["microgeo/grpo", "microgeo/cepo", *options, "trainer.max_steps=1"]) == 0
@@ -100,7 +89,7 @@ def test_results_and_page_have_the_printed_table(tmp_path: Path, capsys: pytest.
         ("grpo", 2),
         ("cepo", 2),
     ]
-    table = differences_table(record["runs"])
+    table = table_of(record["runs"])
     assert "| cepo | 2 | 75.0 ± 0.0 | +25.0 ± 0.0 |" in table
     assert capsys.readouterr().out == table + "\n"
     assert page.read_text(encoding="utf-8") == f"# Page\n\n{MARKS[0]}\n{table}\n\n{MARKS[1]}\nEnd.\n"
@@ -112,9 +101,6 @@ def test_a_page_without_marks_is_refused() -> None:
 
 
 def test_the_page_of_results_has_the_records_table() -> None:
-    """Before there is a record, it says so."""
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    written = NOT_RUN
-    if LEARNING.is_file():
-        written = differences_table(json.loads(LEARNING.read_text(encoding="utf-8"))["runs"])
-    assert with_table(page, written) == page
+    record = json.loads(LEARNING.read_text(encoding="utf-8"))
+    assert with_table(page, table_of(record["runs"])) == page
