@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.support.machine import load_average, machine_record
-from lab.support.paired import Record, Side, paired_ratio, side_by_side, take_turns
+from lab.support.paired import Record, Side, check_same_work, paired_ratio, side_by_side, take_turns
 from lab.support.shapes import SHAPES
 from lab.support.tables import RESULTS, save, side_summary, spread, stage_rows, table
 
@@ -52,17 +52,6 @@ def work_of(options: argparse.Namespace) -> dict[str, Any]:
         "micro_batch": options.micro_batch or rows,
         "gradient_checkpointing": options.gradient_checkpointing,
     }
-
-
-def check_same_work(records: dict[str, list[Record]]) -> None:
-    """Checks that both sides generated the same number of tokens at every step.
-
-    Raises:
-        RuntimeError: they did not, so their times cannot be compared.
-    """
-    counts = {name: [record["tokens"]["generate"] for record in found] for name, found in records.items()}
-    if counts[OURS] != counts[THEIRS]:
-        raise RuntimeError(f"the sides generated different numbers of tokens: {counts}")
 
 
 def comparison(records: dict[str, list[Record]]) -> dict[str, Any]:

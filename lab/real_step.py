@@ -17,17 +17,17 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
+from cepo.config import load_config
 from lab.support.machine import load_average, machine_record
 from lab.support.model_flops import ModelFlops
-from lab.support.paired import Record, Side, Summary, paired_ratio, side_by_side, take_turns
-from lab.support.profiling import GIGA
+from lab.support.paired import Record, Side, Summary, check_same_work, paired_ratio, side_by_side, take_turns
+from lab.support.profiling import GIGA, product_speed
 from lab.support.shapes import SMOLLM2_135M
 from lab.support.tables import RESULTS, save, side_summary, spread, table
 
@@ -37,13 +37,8 @@ PLAIN = DEFAULT_ESTIMATOR
 OURS = (PLAIN, "cepo")
 TRL = f"TRL's {PLAIN}"
 BEFORE = ", before"
-PASSES = [
-    "worker.actor.micro_batch_size_per_device_for_update=4",
-    "worker.actor.micro_batch_size_per_device_for_experience=4",
-]
-"""Those of configs/real_model/base.yaml."""
-PRODUCT = (1024, 576, 3072)
-PRODUCT_RUNS = 20
+PASS_SIZES = ("micro_batch_size_per_device_for_update", "micro_batch_size_per_device_for_experience")
+PRODUCT_TOKENS = 1024
 
 
 def arguments() -> argparse.Namespace:
@@ -70,9 +65,11 @@ def sides_of(options: argparse.Namespace, folder: str) -> dict[str, Side]:
         "lora_rank": LORA_RANK,
         "micro_batch": options.trl_micro_batch,
     }
+    actor = load_config([f"config=real_model/{PLAIN}"]).worker.actor
+    passes = [f"worker.actor.{name}={getattr(actor, name)}" for name in PASS_SIZES]
     sides: dict[str, Side] = {}
     for method in OURS:
-        own_work = work | {"method": method, "overrides": PASSES}
+        own_work = work | {"method": method, "overrides": passes}
         sides[method] = Side("lab.support.training", own_work | {"run": method})
         if options.before is not None:
             run = own_work | {"run": f"{method}-before"}
@@ -91,7 +88,8 @@ def computed_flops(records: Mapping[str, Sequence[Record]], side: str) -> dict[s
     costs = ModelFlops(SHAPE, LORA_RANK)
     linear = costs.token + costs.adapter_token
     means = side_summary(records[side])
-    update = side_summary(records[side.replace("cepo", PLAIN)])
+    checkout = BEFORE if side.endswith(BEFORE) else ""
+    update = side_summary(records[PLAIN + checkout])
     update_tokens = update["counts"]["work/tokens_computed"]
     update_responses = update["counts"]["live_rows"] * _mean_length(update)
     # Forward and backward: frozen weights have no gradient of their own, adapters have.
@@ -110,7 +108,7 @@ def _mean_length(summary: Mapping[str, Any]) -> float:
     return summary["tokens"]["generate"] / summary["counts"]["responses"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Speeds:
     """GFLOP/s of one large product by the library that this package uses here, and by the one that PyTorch uses."""
 
@@ -119,25 +117,14 @@ class Speeds:
 
 
 def product_speeds(threads: int) -> Speeds:
-    """Measures `PRODUCT` with `threads` threads by wall time, the best of `PRODUCT_RUNS` calls."""
+    """Measures the product of `PRODUCT_TOKENS` tokens with `threads` threads."""
     import torch
     from torch.nn import functional
 
-    from cepo.models.matrix_products import linear
-
     torch.set_num_threads(threads)
-    rows, inputs, outputs = PRODUCT
-    hidden = torch.randn(rows, inputs)
-    weight = torch.randn(outputs, inputs)
-    speeds: list[float] = []
-    for compute in (linear, functional.linear):
-        seconds: list[float] = []
-        for _ in range(PRODUCT_RUNS):
-            start = time.perf_counter()
-            compute(hidden, weight)
-            seconds.append(time.perf_counter() - start)
-        speeds.append(2 * rows * inputs * outputs / min(seconds) / GIGA)
-    return Speeds(*speeds)
+    ours = product_speed(SHAPE, PRODUCT_TOKENS, device="cpu", dtype="float32")
+    pytorch = product_speed(SHAPE, PRODUCT_TOKENS, device="cpu", dtype="float32", compute=functional.linear)
+    return Speeds(ours=ours["gflops_per_second"], pytorch=pytorch["gflops_per_second"])
 
 
 def stage_table(records: Mapping[str, Sequence[Record]], speeds: Speeds) -> str:
@@ -178,13 +165,6 @@ def ratios(records: Mapping[str, Sequence[Record]]) -> dict[str, Summary]:
     return {f"{numerator} / {denominator}": of(numerator, denominator) for numerator, denominator in present}
 
 
-def check_same_work(records: Mapping[str, Sequence[Record]]) -> None:
-    """Raises RuntimeError if two sides generated different numbers of tokens."""
-    counts = {name: [record["tokens"]["generate"] for record in own] for name, own in records.items()}
-    if len({tuple(numbers) for numbers in counts.values()}) != 1:
-        raise RuntimeError(f"the sides generated different numbers of tokens: {counts}")
-
-
 def main() -> int:
     """Measures all sides, writes the record and prints the tables."""
     options = arguments()
@@ -194,7 +174,10 @@ def main() -> int:
         with side_by_side(sides, threads=options.threads, folder=Path(folder)) as processes:
             records = take_turns(processes, steps=options.steps, warm_up=options.warm_up)
     after = product_speeds(options.threads)
-    speeds = Speeds(statistics.fmean([before.ours, after.ours]), statistics.fmean([before.pytorch, after.pytorch]))
+    speeds = Speeds(
+        ours=statistics.fmean([before.ours, after.ours]),
+        pytorch=statistics.fmean([before.pytorch, after.pytorch]),
+    )
     check_same_work(records)
     found = ratios(records)
     record = {
@@ -207,7 +190,7 @@ def main() -> int:
     }
     rows = [[name, spread(summary, 2)] for name, summary in found.items()]
     tables = [stage_table(records, speeds), table(["whole steps", "median (quartiles)"], rows)]
-    tables.append(f"one product of {PRODUCT}: {speeds.ours:.0f} GFLOP/s, by PyTorch {speeds.pytorch:.0f}")
+    tables.append(f"one product of {PRODUCT_TOKENS} tokens: {speeds.ours:.0f} GFLOP/s, by PyTorch {speeds.pytorch:.0f}")
     save(record, tables, options.out)
     return 0
 

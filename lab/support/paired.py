@@ -134,6 +134,18 @@ def take_turns(processes: Mapping[str, StepProcess], *, steps: int, warm_up: int
     return records
 
 
+def check_same_work(records: Mapping[str, Sequence[Record]]) -> None:
+    """Checks that all sides generated the same number of tokens at every step.
+
+    Raises:
+        RuntimeError: they did not, so their times cannot be compared.
+    """
+    counts = {name: [record["tokens"]["generate"] for record in of_side] for name, of_side in records.items()}
+    first_counts, *other_counts = counts.values()
+    if any(numbers != first_counts for numbers in other_counts):
+        raise RuntimeError(f"the sides generated different numbers of tokens: {counts}")
+
+
 @dataclass(frozen=True)
 class Summary:
     """The median and quartiles of some values."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lab.support.tables import table
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.utils.flop_counter import FlopCounterMode
 
     from lab.support.shapes import Shape
@@ -96,15 +97,18 @@ def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
     }
 
 
-def product_speed(shape: Shape, tokens: int, *, device: str, dtype: str) -> dict[str, Any]:
+def product_speed(
+    shape: Shape, tokens: int, *, device: str, dtype: str, compute: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> dict[str, Any]:
     """Measures the product of `tokens` tokens with a matrix of the feed-forward layer: the median of `PRODUCT_RUNS`.
 
-    A first run is not counted. Seconds are as in `profiled`.
+    `compute` is by default that of the package's linear layers. A first run is not counted. Seconds are as in `profiled`.
     """
     import torch
 
     from cepo.models.matrix_products import linear
 
+    compute = compute or linear
     draw = torch.Generator(device).manual_seed(0)
     kind = getattr(torch, dtype)
     states = torch.randn((tokens, shape.hidden), generator=draw, device=device, dtype=kind)
@@ -114,7 +118,7 @@ def product_speed(shape: Shape, tokens: int, *, device: str, dtype: str) -> dict
     for _ in range(PRODUCT_RUNS + 1):
         _wait(device)
         start = clock()
-        linear(states, weight)
+        compute(states, weight)
         _wait(device)
         seconds.append(clock() - start)
     middle = statistics.median(seconds[1:])

@@ -100,7 +100,8 @@ SMALL = Shape(
 )
 """42 million parameters; head, layers and vision tower in about the proportions of Qwen3-VL-2B."""
 
-SMOLLM2_135M = Shape(
+SMOLLM2_135M = dataclasses.replace(
+    MICRO,
     name="smollm2-135m",
     vocabulary=49_152,
     hidden=576,
@@ -109,18 +110,12 @@ SMOLLM2_135M = Shape(
     heads=9,
     key_value_heads=3,
     head_width=64,
-    vision_hidden=64,
-    vision_intermediate=128,
-    vision_layers=2,
-    vision_heads=4,
-    deepstack_layers=(0, 1),
-    image=(2, 2),
     prompt_tokens=53,
     shortest=28,
     longest=40,
 )
-"""The language model's sizes of SmolLM2-135M, and the lengths of configs/real_model at its first steps; an image of 4
-tokens."""
+"""The language model's sizes of SmolLM2-135M, with the small tower and image of `micro`, and the lengths of
+configs/real_model at its first steps."""
 
 QWEN3_VL_2B = Shape(
     name="qwen3-vl-2b",
