@@ -8,6 +8,7 @@ import pytest
 import torch
 from rounding import LOG_PROBS
 
+from cepo.models import matrix_products
 from cepo.models.fused_decoding import FusedDecoding, fused_decoder
 
 SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
@@ -96,6 +97,28 @@ def test_fused_logits_of_other_architectures_are_the_models(architecture: str, c
 @pytest.mark.parametrize("architecture", ["Llama", "Qwen2"])
 def test_adapters_of_other_architectures_are_in_the_weights(architecture: str) -> None:
     assert largest_gap(adapted(text_model(architecture))) < LOG_PROBS
+
+
+@pytest.mark.heavy
+def test_fused_logits_by_onednn_are_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product of the decoder is counted as large; the model's own pass keeps PyTorch's."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of torch has no oneDNN")
+    plain, wrapped = text_model("Qwen2"), adapted(text_model("Llama"))
+    monkeypatch.setattr(matrix_products, "prefers_onednn", lambda: True)
+    monkeypatch.setattr(matrix_products, "_FEWEST_WEIGHTS", 0)
+    shapes: list[torch.Size] = []
+    by_onednn = matrix_products.by_onednn
+
+    def counted(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        shapes.append(weight.shape)
+        return by_onednn(hidden, weight, bias)
+
+    monkeypatch.setattr(matrix_products, "by_onednn", counted)
+    assert largest_gap(plain) < LOG_PROBS
+    assert largest_gap(wrapped) < LOG_PROBS
+    # Each of 80 steps of both has 4 products in each of 3 layers, and the head's.
+    assert len(shapes) == 2 * 80 * (4 * 3 + 1)
 
 
 def test_an_adapter_is_in_the_fused_weights() -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from cepo import hardware
 from cepo.models import matrix_products
+from cepo.models.head import target_log_probs
 
 LARGE = (320, 384)  # out, in: more than 100,000 weights
 ROUNDING = 1e-5
@@ -73,6 +74,31 @@ def test_products_without_gradient_are_the_same(by_onednn: None) -> None:
     assert close(matrix_products.weight_gradient(left, residual), left.t() @ residual)
     transposed = weight.t().contiguous().t()  # the same numbers in another order of memory
     assert close(matrix_products.multiply(left, transposed), left @ weight)
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_heads_log_probs_and_gradients_are_the_same(
+    by_onednn: None, monkeypatch: pytest.MonkeyPatch, is_trained: bool
+) -> None:
+    """In two chunks of tokens; a frozen head prepares the gradient ahead, a trained one recomputes its logits."""
+    torch.manual_seed(2)
+    head = nn.Linear(384, 320, bias=False).requires_grad_(is_trained)
+    targets = torch.randint(320, (9,))
+    factors = torch.randn(9)
+    results: list[torch.Tensor | None] = []
+    start = torch.randn(9, 384)
+    for prefers in (True, False):
+        monkeypatch.setattr(matrix_products, "prefers_onednn", lambda prefers=prefers: prefers)
+        hidden = start.clone().requires_grad_()
+        log_probs = target_log_probs(hidden, head, targets, temperature=0.7, chunk_tokens=5)
+        (log_probs * factors).sum().backward()
+        results += [log_probs.detach(), hidden.grad]
+        if is_trained:
+            results.append(head.weight.grad)
+        head.weight.grad = None
+    half = len(results) // 2
+    for by_first, by_second in zip(results[:half], results[half:], strict=True):
+        assert close(by_first, by_second)
 
 
 def test_small_or_other_products_stay_with_pytorch(by_onednn: None) -> None:
