@@ -76,3 +76,14 @@ def test_the_ends_of_a_distribution_are_possible_tokens() -> None:
     settings = SamplingSettings(num_samples=1, max_response_length=1)
     uniforms = torch.tensor([0.0, almost_one], dtype=torch.float64)
     assert draw_tokens(logits, [[], []], uniforms, torch.tensor([131]), settings).tolist() == [130, 700]
+
+
+@pytest.mark.parametrize("uniform", [math.nextafter(1.0, 0.0), 1.0])
+def test_a_number_that_rounds_to_the_end_draws_a_token(uniform: float) -> None:
+    """The float32 sum of a block exceeds that of its tokens in float64 in about half of the rows."""
+    logits = torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
+    logits[:, -1] = -math.inf
+    settings = SamplingSettings(num_samples=1, max_response_length=1)
+    uniforms = torch.full((200,), uniform, dtype=torch.float64)
+    drawn = draw_tokens(logits, [[]] * 200, uniforms, torch.tensor([0]), settings)
+    assert drawn.tolist() == [62] * 200
