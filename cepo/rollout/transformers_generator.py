@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cepo.errors import EngineError
-from cepo.hardware import return_unused_memory
 from cepo.models.fused_decoding import FusedDecoder, FusedDecoding, fused_decoder
 from cepo.models.head import use_float32_logits
 from cepo.models.inputs import EncodedPrompt
@@ -71,7 +70,6 @@ class TransformersGenerator:
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
         self._decoder_is_current = False
         self._decoder: FusedDecoder | None = None
-        self._has_sampled = False  # since the last rest
         self._eos_token_ids = frozenset(processing.eos_token_ids)
         self._banned = torch.tensor(processing.banned_token_ids, dtype=torch.long, device=self._device)
 
@@ -79,7 +77,6 @@ class TransformersGenerator:
         self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
         check_lengths(requests, settings, self._settings.max_model_len)
-        self._has_sampled = True
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1  # greedy samples are equal
         rows = self._rows(requests, settings)
@@ -119,10 +116,7 @@ class TransformersGenerator:
             self._load_full(weights)
 
     def rest(self) -> None:
-        """Returns the memory of keys and values, which are freed after each call, to the system."""
-        if self._has_sampled:
-            return_unused_memory()
-        self._has_sampled = False
+        """Does nothing: keys and values are freed after each call."""
 
     def close(self) -> None:
         self._model = None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import socket
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from fake_machine import REPOSITORY, fake_machine
@@ -304,21 +302,3 @@ def test_forked_randomness_is_that_of_this_processs_gpu(monkeypatch: pytest.Monk
 def test_segments_grow_unless_the_user_configures_torch(environment: dict[str, str], after: dict[str, str]) -> None:
     devices.reserve_memory_in_growing_segments(environment)
     assert environment == after
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory"
-)
-def test_freed_memory_between_used_blocks_is_returned() -> None:
-    """100 MB in blocks below the size that gets pages of its own, each beside a small one that stays."""
-    blocks: list[bytes | None] = []
-    small_blocks: list[bytes] = []
-    for _ in range(1000):
-        blocks.append(bytes(100_000))
-        small_blocks.append(bytes(1_000))
-    blocks.clear()
-    before = psutil.Process().memory_info().rss
-    devices.return_unused_memory()
-    after = psutil.Process().memory_info().rss
-    assert before - after > 50e6
-    assert len(small_blocks) == 1000
