@@ -1,12 +1,12 @@
-"""Trains the arms of the study on a pretrained model that are not trained yet, and writes their records and table.
+"""Trains the arms of the study on a pretrained model that are not trained yet; writes records, tables and a chart.
 
     python -m research.real_model run --out FOLDER --model FOLDER [--most N]
     python -m research.real_model records --out FOLDER
 
 The plan is `research/real_model.yaml`. `run` trains seed by seed, so that every finished seed has all arms; it can be
 stopped and called again, and resumes an interrupted run. `records` adds the finished runs of a folder to
-`research/results/real_model.json` and prints the table of differences. A recorded run is not trained again, so that the
-study can be spread over several machines.
+`research/results/real_model.json`, and writes the tables and the chart of `docs/real-model.md`. A recorded run is not
+trained again, so that the study can be spread over several machines.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ from typing import Any
 import torch
 import yaml
 
+from cepo.report.drawing import save_figure
 from lab.support.machine import ROOT, machine_record
-from research.support.compared_runs import Record, accuracies_of, differences_table
+from research.support.compared_runs import Record, accuracies_of, by_name_and_seed, differences_table, times_table
+from research.support.comparison_charts import comparison_charts
+from research.support.marked_tables import with_table
 from research.support.seeded_runs import is_done, train_once
 
 PLAN: Mapping[str, Any] = yaml.safe_load((ROOT / "research" / "real_model.yaml").read_text(encoding="utf-8"))
 RESULTS = ROOT / "research" / "results" / "real_model.json"
+PAGE = ROOT / "docs" / "real-model.md"
+CHART = ROOT / "docs" / "images" / "real_model_study.png"
+PROGRAM = "research.real_model"
+"""The name in the marks of the tables' place in the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +136,23 @@ def all_records(out: Path, results: Path) -> list[Record]:
     return [known[key] for key in keys if key in known]
 
 
-def table_of(records: Sequence[Record]) -> str:
-    """Returns the table of all arms of the plan."""
-    return differences_table(
-        records, kind="arm", names=list(ARMS), baseline=PLAN["baseline"], num_planned=len(PLAN["seeds"])
-    )
+def tables_of(records: Sequence[Record]) -> str:
+    """Returns the tables of all arms of the plan: accuracies with their differences, and times."""
+    by_arm = by_name_and_seed(records, kind="arm", names=list(ARMS))
+    baseline = PLAN["baseline"]
+    accuracies = differences_table(by_arm, kind="arm", baseline=baseline, num_planned=len(PLAN["seeds"]))
+    times = times_table(by_arm, kind="arm", baseline=baseline)
+    return f"{accuracies}\n\n{times}"
+
+
+def write_records(out: Path, results: Path, page: Path, chart: Path) -> None:
+    """Writes the records of all finished runs, the page's tables, and its chart."""
+    records = all_records(out, results)
+    results.write_text(json.dumps({"plan": PLAN, "runs": records}, indent=1) + "\n", encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    page.write_text(with_table(text, tables_of(records), program=PROGRAM), encoding="utf-8")
+    by_arm = by_name_and_seed(records, kind="arm", names=list(ARMS))
+    save_figure(comparison_charts(by_arm, PLAN["baseline"]), chart)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -151,10 +170,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.model is None:
             parser.error("run needs --model")
         return run_all(out, options.model, seeds=options.seeds, most=options.most, results=options.results)
-    records = all_records(out, options.results)
-    whole = {"plan": PLAN, "runs": records}
-    options.results.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    print(table_of(records))
+    write_records(out, options.results, PAGE, CHART)
     return 0
 
 

@@ -7,7 +7,7 @@ The settings KEY=VALUE hold for all runs. Interrupted runs are resumed, and fini
 has, for each file, the share of right responses among the training rollouts of all steps and in the last validation: its
 mean over seeds with the standard error, the mean paired difference from the first file, and the p of a t test against 0,
 adjusted by Holm's method over the files. `--results` writes the figures of each run as JSON, from which `--page` writes the
-table into a page, between the marks of `MARKS`.
+table into a page, between the marks of `research.support.marked_tables`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from pathlib import Path
 import torch
 
 from lab.support.machine import ROOT, machine_record
-from research.support.compared_runs import Record, accuracies_of, differences_table, names_in
+from research.support.compared_runs import Record, accuracies_of, by_name_and_seed, differences_table, names_in
+from research.support.marked_tables import with_table
 from research.support.seeded_runs import train_once
 
 LEARNING = ROOT / "research" / "results" / "learning_microgeo.json"
 """The record of the methods that papers compare with, whose table `docs/results.md` has."""
-MARKS = ("<!-- table of research.seeds -->\n", "<!-- end of the table -->\n")
-"""What stands before and after the table in a page."""
+PROGRAM = "research.seeds"
+"""The name in the marks of the table's place in a page."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         options.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.page is not None:
         page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(with_table(page, written), encoding="utf-8")
+        options.page.write_text(with_table(page, written, program=PROGRAM), encoding="utf-8")
     print(written)
     return 0
 
@@ -74,16 +75,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def table_of(runs: Sequence[Record]) -> str:
     """Returns the table of differences from the file of the first run."""
     files = names_in(runs, "file")
-    return differences_table(runs, kind="file", names=files, baseline=files[0])
-
-
-def with_table(page: str, written: str) -> str:
-    """Returns the page with the table between its marks; raises `ValueError` if it lacks them."""
-    before, start, rest = page.partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    if not start or not end:
-        raise ValueError(f"the page lacks the marks {MARKS[0].strip()} and {MARKS[1].strip()} around the table")
-    return f"{before}{start}\n{written.strip()}\n\n{end}{after}"
+    by_file = by_name_and_seed(runs, kind="file", names=files)
+    return differences_table(by_file, kind="file", baseline=files[0])
 
 
 if __name__ == "__main__":

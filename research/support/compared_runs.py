@@ -9,10 +9,15 @@ from typing import Any
 
 from cepo.report.recorded_run import load_run
 from lab.support.tables import table
-from research.support.study_statistics import adjusted_cells, cell, paired
+from research.support.study_statistics import BySeed, adjusted_cells, cell, number_cell, paired
 
 Record = dict[str, Any]
 """The figures of a run: `seed`, the name of what was trained, and those of `accuracies_of`."""
+
+_REACHED = 0.5
+"""The share of right rollouts whose step and time the table of times has."""
+_WINDOW = 3
+"""The steps in whose rollouts the share must be reached, because that of a single step is noisy."""
 
 
 def accuracies_of(run_folder: Path, *, trained: str) -> Record:
@@ -44,17 +49,66 @@ def held_out_accuracy(record: Record) -> float:
     return record["held_out"][last_step]
 
 
-def differences_table(
-    records: Sequence[Record], *, kind: str, names: Sequence[str], baseline: str, num_planned: int | None = None
-) -> str:
-    """Returns a Markdown table in percent: both measures, and their paired differences from the baseline with Holm's p.
+def minutes(record: Record) -> float:
+    """Returns the wall-clock time of all steps, without validations, in minutes."""
+    return sum(record["step_seconds"]) / 60
 
-    A record's name stands under `kind`, such as "arm". Each of `names` has a row, with its number of seeds and, if given,
-    that of the plan.
-    """
+
+def step_of_half(record: Record) -> int | None:
+    """Returns the first step that ends three steps with half of the rollouts right; None if no step does."""
+    trained = record["trained"]
+    for end in range(_WINDOW, len(trained) + 1):
+        if statistics.fmean(trained[end - _WINDOW : end]) >= _REACHED:
+            return end
+    return None
+
+
+def minutes_to_half(record: Record) -> float | None:
+    """Returns the minutes of training until the end of `step_of_half`; None if there is no such step."""
+    last_step = step_of_half(record)
+    if last_step is None:
+        return None
+    return sum(record["step_seconds"][:last_step]) / 60
+
+
+def by_name_and_seed(records: Sequence[Record], *, kind: str, names: Sequence[str]) -> dict[str, BySeed]:
+    """Returns the records of each of `names`, by seed; a record's name stands under `kind`, such as "arm"."""
     by_name: dict[str, dict[int, Record]] = {name: {} for name in names}
     for record in records:
         by_name[record[kind]][record["seed"]] = record
+    return dict(by_name)
+
+
+def times_table(by_name: Mapping[str, BySeed], *, kind: str, baseline: str) -> str:
+    """Returns a Markdown table of the minutes of training, and of the step and minutes until half of the rollouts are right.
+
+    Means over seeds with standard errors; a run that does not get so far is left out there, and their number is named.
+    """
+    rows: list[list[str]] = []
+    for name, of_seeds in by_name.items():
+        records = list(of_seeds.values())
+        steps = [float(step) for record in records if (step := step_of_half(record)) is not None]
+        times = [time for record in records if (time := minutes_to_half(record)) is not None]
+        row = [name, number_cell([minutes(record) for record in records])]
+        if name == baseline:
+            row.append("")
+        else:
+            row.append(number_cell(paired(by_name[baseline], of_seeds, minutes), signed=True))
+        row.append(f"{len(steps)} of {len(records)}")
+        row += [number_cell(steps), number_cell(times)] if steps else ["", ""]
+        rows.append(row)
+    reached = f"{100 * _REACHED:.0f} %"
+    head = [kind, "training, min", f"minus {baseline}", f"runs that reach {reached}", "at step", "after min"]
+    return table(head, rows)
+
+
+def differences_table(
+    by_name: Mapping[str, BySeed], *, kind: str, baseline: str, num_planned: int | None = None
+) -> str:
+    """Returns a Markdown table in percent: both measures, and their paired differences from the baseline with Holm's p.
+
+    Each name has a row, with its number of seeds and, if given, that of the plan.
+    """
     head = [kind, "seeds"]
     rows: list[list[str]] = []
     for name, of_seeds in by_name.items():

@@ -97,9 +97,14 @@ SIGNIFICANT = 0.05
 
 def cell(values: Sequence[float], *, signed: bool = False) -> str:
     """Formats mean ± standard error over seeds, in percent; a single value has no error."""
+    return number_cell([100 * value for value in values], signed=signed)
+
+
+def number_cell(values: Sequence[float], *, signed: bool = False) -> str:
+    """Formats mean ± standard error over seeds; a single value has no error."""
     if not values:
         return "not run"
-    spread = Cell.over([100 * value for value in values])
+    spread = Cell.over(values)
     error = "" if spread.error is None else f" ± {spread.error:.1f}"
     return f"{spread.mean:{'+' if signed else ''}.1f}{error}"
 

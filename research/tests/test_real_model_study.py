@@ -8,13 +8,35 @@ from pathlib import Path
 import pytest
 import yaml
 from factories import group, rollout
+from PIL import Image
 
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
-from research.real_model import ARMS, PLAN, all_records, planned, run_all, table_of
+from research.real_model import (
+    ARMS,
+    PAGE,
+    PLAN,
+    PROGRAM,
+    RESULTS,
+    all_records,
+    planned,
+    run_all,
+    tables_of,
+    write_records,
+)
+from research.support.compared_runs import Record, by_name_and_seed, times_table
+from research.support.comparison_charts import comparison_charts
+from research.support.marked_tables import END, start_mark, with_table
 from research.support.seeded_runs import train_once
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+def finished(arm: str, seed: int, trained: list[float], *, seconds: float = 30.0) -> Record:
+    """The record of a run with these shares of right rollouts, the last of them held out too."""
+    step_seconds = [seconds] * len(trained)
+    held_out = {str(len(trained)): trained[-1]}
+    return {"arm": arm, "seed": seed, "trained": trained, "held_out": held_out, "step_seconds": step_seconds}
 
 
 def test_every_arm_of_the_plan_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,16 +51,72 @@ def test_every_arm_of_the_plan_resolves(monkeypatch: pytest.MonkeyPatch) -> None
 def test_differences_are_paired_by_seed() -> None:
     """cepo is 10 and 20 points above grpo over the rollouts of two seeds: +15 ± 5; p of t = 3 with 1 degree is 0.205."""
     records = [
-        {"arm": arm, "seed": seed, "trained": [accuracy, accuracy], "held_out": {str(PLAN["steps"]): accuracy}}
+        finished(arm, seed, [accuracy, accuracy])
         for arm, accuracies in {"grpo": (0.3, 0.5), "cepo": (0.4, 0.7)}.items()
         for seed, accuracy in zip((1, 2), accuracies, strict=True)
     ]
-    lines = table_of(records).splitlines()
-    [cepo_line] = [line for line in lines if line.startswith("| cepo |")]
+    lines = tables_of(records).splitlines()
+    cepo_line = next(line for line in lines if line.startswith("| cepo |"))
     cells = [text.strip() for text in cepo_line.strip("|").split("|")]
     assert cells[:5] == ["cepo", "2 of 5", "55.0 ± 15.0", "+15.0 ± 5.0", "0.205"]
-    [rlsd_line] = [line for line in lines if line.startswith("| rlsd |")]
+    rlsd_line = next(line for line in lines if line.startswith("| rlsd |"))
     assert "not run" in rlsd_line
+
+
+def test_times_are_those_until_three_steps_are_half_right() -> None:
+    """cepo's steps 2 to 4 have 50 %: 4 steps of 60 s. grpo's first seed needs 5 steps of 30 s, its second does not get there."""
+    records = [
+        finished("grpo", 1, [0.0, 0.2, 0.4, 0.5, 0.6]),
+        finished("grpo", 2, [0.2] * 5),
+        finished("cepo", 1, [0.2, 0.5, 0.5, 0.5, 0.1], seconds=60.0),
+        finished("cepo", 2, [0.2, 0.4, 0.4, 0.7, 0.1], seconds=60.0),
+    ]
+    by_arm = by_name_and_seed(records, kind="arm", names=["grpo", "cepo", "rlsd"])
+    head, _, *rows = times_table(by_arm, kind="arm", baseline="grpo").splitlines()
+    assert head == "| arm | training, min | minus grpo | runs that reach 50 % | at step | after min |"
+    assert rows == [
+        "| grpo | 2.5 ± 0.0 |  | 1 of 2 | 5.0 | 2.5 |",
+        "| cepo | 5.0 ± 0.0 | +2.5 ± 0.0 | 2 of 2 | 4.0 ± 0.0 | 4.0 ± 0.0 |",
+        "| rlsd | not run | not run | 0 of 0 |  |  |",
+    ]
+
+
+def test_the_chart_ends_at_the_differences_of_the_table() -> None:
+    """cepo is 10 and 30 points above grpo after the first step of two seeds, and 20 and 40 over all three steps."""
+    records = [
+        finished("grpo", 1, [0.1, 0.1, 0.1]),
+        finished("grpo", 2, [0.2, 0.2, 0.2]),
+        finished("cepo", 1, [0.2, 0.3, 0.4]),
+        finished("cepo", 2, [0.5, 0.6, 0.7]),
+        finished("rlsd", 2, [0.3, 0.3, 0.3]),
+    ]
+    by_arm = by_name_and_seed(records, kind="arm", names=["grpo", "rlsd", "cepo", "cepo-permuted"])
+    accuracy, difference = comparison_charts(by_arm, "grpo")
+    assert [(series.label, series.steps) for series in accuracy.series] == [("grpo", [3]), ("rlsd", [3]), ("cepo", [3])]
+    assert [series.values[-1] for series in accuracy.series] == pytest.approx([0.15, 0.3, 0.45])
+    of_one_seed, cepo = difference.series
+    assert (of_one_seed.label, of_one_seed.low) == ("rlsd", ())
+    assert of_one_seed.values == pytest.approx([10.0, 10.0, 10.0])
+    assert cepo.values == pytest.approx([20.0, 25.0, 30.0])
+    assert cepo.low == pytest.approx([10.0, 15.0, 20.0]), "the standard error of 20 and 40 is 10"
+    assert cepo.high == pytest.approx([30.0, 35.0, 40.0])
+
+
+def test_the_page_has_the_records_tables() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    records = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"]
+    assert with_table(page, tables_of(records), program=PROGRAM) == page
+
+
+def test_records_reach_the_page_and_its_chart(tmp_path: Path) -> None:
+    results, page, chart = tmp_path / "results.json", tmp_path / "page.md", tmp_path / "chart.png"
+    runs = [finished("grpo", 1, [0.25, 0.5, 0.75])]
+    results.write_text(json.dumps({"plan": PLAN, "runs": runs}), encoding="utf-8")
+    page.write_text(f"# Page\n\n{start_mark(PROGRAM)}{END}", encoding="utf-8")
+    write_records(tmp_path / "no runs here", results, page, chart)
+    assert "| grpo | 1 of 5 | 50.0 |" in page.read_text(encoding="utf-8")
+    with Image.open(chart) as drawn:
+        assert len(drawn.getcolors(maxcolors=1_000_000)) > 10
 
 
 def test_recorded_runs_are_neither_trained_nor_forgotten(tmp_path: Path) -> None:

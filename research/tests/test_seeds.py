@@ -10,8 +10,9 @@ import pytest
 from run_folders import write_run
 
 from lab.support.machine import ROOT
-from research.seeds import LEARNING, MARKS, arguments, main, table_of, with_table
+from research.seeds import LEARNING, PROGRAM, arguments, main, table_of
 from research.support.compared_runs import Record, accuracies_of
+from research.support.marked_tables import END, start_mark, with_table
 from research.support.seeded_runs import DONE
 
 
@@ -77,7 +78,7 @@ def test_results_and_page_have_the_printed_table(tmp_path: Path, capsys: pytest.
         for seed in (1, 2):
             finished_run(tmp_path / f"{name}-s{seed}", trained)
     page = tmp_path / "page.md"
-    page.write_text(f"# Page\n\n{MARKS[0]}\nNot run yet.\n\n{MARKS[1]}\nEnd.\n", encoding="utf-8")
+    page.write_text(f"# Page\n\n{start_mark(PROGRAM)}\nNot run yet.\n\n{END}\nEnd.\n", encoding="utf-8")
     results = tmp_path / "results.json"
     options = ["--seeds", "1", "2", "--out", str(tmp_path), "--results", str(results), "--page", str(page)]
     assert main(["microgeo/grpo", "microgeo/cepo", *options, "trainer.max_steps=1"]) == 0
@@ -92,15 +93,15 @@ def test_results_and_page_have_the_printed_table(tmp_path: Path, capsys: pytest.
     table = table_of(record["runs"])
     assert "| cepo | 2 | 75.0 ± 0.0 | +25.0 ± 0.0 |" in table
     assert capsys.readouterr().out == table + "\n"
-    assert page.read_text(encoding="utf-8") == f"# Page\n\n{MARKS[0]}\n{table}\n\n{MARKS[1]}\nEnd.\n"
+    assert page.read_text(encoding="utf-8") == f"# Page\n\n{start_mark(PROGRAM)}\n{table}\n\n{END}\nEnd.\n"
 
 
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks the marks"):
-        with_table("# Page\n", "| table |")
+        with_table("# Page\n", "| table |", program=PROGRAM)
 
 
 def test_the_page_of_results_has_the_records_table() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     record = json.loads(LEARNING.read_text(encoding="utf-8"))
-    assert with_table(page, table_of(record["runs"])) == page
+    assert with_table(page, table_of(record["runs"]), program=PROGRAM) == page
