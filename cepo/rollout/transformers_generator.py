@@ -108,21 +108,25 @@ class TransformersGenerator:
         return batch
 
     def sync_weights(self, weights: Weights) -> None:
-        self._decoder = None
-        self._decoder_is_current = False
+        self._drop_decoder()
         if isinstance(weights, AdapterWeights):
             self._load_adapter(weights)
         else:
             self._load_full(weights)
 
     def rest(self) -> None:
-        """Does nothing: keys and values are freed after each call."""
+        """Frees the decoder's copy of the weights, which the next call makes again; keys and values live in one call."""
+        self._drop_decoder()
 
     def close(self) -> None:
         self._model = None
-        self._decoder = None
+        self._drop_decoder()
         gc.collect()
         torch.cuda.empty_cache()
+
+    def _drop_decoder(self) -> None:
+        self._decoder = None
+        self._decoder_is_current = False
 
     def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Iterator[_Row]:
         """Computes the prompts one by one, each only when a batch has room for its samples."""

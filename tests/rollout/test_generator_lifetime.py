@@ -18,8 +18,9 @@ from generator_cases import LORA_RANK, open_generator, picture, random_adapter, 
 
 from cepo.errors import ConfigError, EngineError
 from cepo.models.families import FAMILIES
+from cepo.models.fused_decoding import FusedDecoder, fused_decoder
 from cepo.models.processing import Processing
-from cepo.rollout import vllm_engine, vllm_process
+from cepo.rollout import transformers_generator, vllm_engine, vllm_process
 from cepo.rollout.factory import MOST_BANNED_ON_GPU, choose_generator
 from cepo.rollout.generator import GenerationRequest, GeneratorSettings, SamplingSettings
 
@@ -72,6 +73,36 @@ def test_a_closed_generator_leaves_the_process_group(
     assert ones.item() == 1
     with pytest.raises(EngineError, match="closed"):
         generator.generate(requests, settings)
+
+
+def test_a_resting_generator_keeps_no_copy_of_the_weights(
+    tiny_model_folder: Path,
+    tiny_processing: Processing,
+    requests: list[GenerationRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The trainer's passes need that memory; the next responses are those of the same weights."""
+    decoders: list[weakref.ref[FusedDecoder]] = []
+
+    def recorded(model: Any) -> FusedDecoder | None:
+        decoder = fused_decoder(model)
+        assert decoder is not None
+        decoders.append(weakref.ref(decoder))
+        return decoder
+
+    monkeypatch.setattr(transformers_generator, "fused_decoder", recorded)
+    settings = SamplingSettings(num_samples=2, max_response_length=4)
+    with contextlib.closing(
+        open_generator("transformers", tiny_model_folder, tiny_processing, lora_rank=LORA_RANK)
+    ) as generator:
+        generator.sync_weights(random_adapter(tiny_model_folder, seed=1)[1])
+        first = tokens(generator.generate(requests, settings))
+        assert tokens(generator.generate(requests, settings)) == first
+        assert [decoder() is None for decoder in decoders] == [False], "calls of one phase share the decoder"
+        generator.rest()
+        assert decoders[0]() is None
+        assert tokens(generator.generate(requests, settings)) == first
+        assert len(decoders) == 2
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])
