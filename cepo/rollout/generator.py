@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -122,9 +123,11 @@ class AdapterWeights:
         for name, tensor in self.tensors.items():
             # A clone, because the format has no tensors that share memory.
             tensors[name] = tensor.detach().cpu().contiguous().clone()
-        save_file(tensors, folder / "adapter_model.safetensors")
-        text = json.dumps(self.plain_config(), indent=2)
-        (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
+        weights = folder / "adapter_model.safetensors"
+        config = folder / "adapter_config.json"
+        save_file(tensors, weights)
+        config.write_text(json.dumps(self.plain_config(), indent=2) + "\n", encoding="utf-8")
+        shutil.copymode(config, weights)  # safetensors makes files that only their owner can read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -261,6 +261,8 @@ def _write(model: Any, folder: Path, base: BaseModel, dtype: torch.dtype) -> Non
         model.generation_config = GenerationConfig()  # transformers refuses to write some of the configs that it reads
     model.save_pretrained(folder)
     _publish(folder, family_of(model.config))
+    for weights in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", weights)  # safetensors makes files that only their owner can read
     if source is not None:
         shutil.copyfile(source, folder / GENERATION_CONFIG)
 

@@ -4,6 +4,7 @@ import base64
 import functools
 import json
 import shutil
+import stat
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -77,6 +78,7 @@ def test_a_merged_folder_scores_as_the_trained_model(
     assert adapter_base(checkpoint / "actor") == (str(tiny_model_folder) if options == LORA else None)
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
     assert types_of(tmp_path / "merged") == {"float32"}
+    assert modes_of(checkpoint) == modes_of(tmp_path / "merged") == {mode_of(checkpoint / FILES_FILE)}
     merged = folder_log_probs(tmp_path / "merged", rows)
     assert largest_gap(merged, finished.actor.score(rows)) < LOG_PROBS
     assert largest_gap(merged, folder_log_probs(tiny_model_folder, rows)) > 0.1
@@ -113,6 +115,15 @@ def types_of(folder: Path) -> set[str]:
     return stated | {
         str(each.dtype).removeprefix("torch.") for each in load_file(folder / "model.safetensors").values()
     }
+
+
+def mode_of(file: Path) -> str:
+    """Who may read the file, as `ls` shows it."""
+    return stat.filemode(file.stat().st_mode)
+
+
+def modes_of(folder: Path) -> set[str]:
+    return {mode_of(file) for file in folder.rglob("*") if file.is_file()}
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
