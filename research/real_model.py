@@ -24,7 +24,7 @@ import yaml
 
 from cepo.report.drawing import save_figure
 from lab.support.machine import ROOT, machine_record
-from research.support.compared_runs import Record, accuracies_of, by_name_and_seed, differences_table, times_table
+from research.support.compared_runs import Record, by_name_and_seed, differences_table, figures_of, work_table
 from research.support.comparison_charts import comparison_charts
 from research.support.marked_tables import with_table
 from research.support.seeded_runs import is_done, train_once
@@ -112,15 +112,15 @@ def run_all(out: Path, model: str, *, seeds: Sequence[int], most: int, results: 
 
 
 def record_of(run: Run, out: Path) -> Record | None:
-    """Returns a finished run's accuracies by step; None if it is not finished."""
+    """Returns a finished run's figures; None if it is not finished."""
     folder = run.folder(out)
     if not is_done(folder):
         return None
-    accuracies = accuracies_of(folder, trained="reward/accuracy")
-    num_steps = len(accuracies["trained"])
+    figures = figures_of(folder, trained="reward/accuracy")
+    num_steps = len(figures["trained"])
     assert num_steps == PLAN["steps"], f"{folder} is marked as finished and has {num_steps} steps"
     machine = machine_record(torch.get_num_threads())
-    return {"arm": run.arm.name, "seed": run.seed} | accuracies | {"machine": machine}
+    return {"arm": run.arm.name, "seed": run.seed} | figures | {"machine": machine}
 
 
 def all_records(out: Path, results: Path) -> list[Record]:
@@ -137,12 +137,12 @@ def all_records(out: Path, results: Path) -> list[Record]:
 
 
 def tables_of(records: Sequence[Record]) -> str:
-    """Returns the tables of all arms of the plan: accuracies with their differences, and times."""
+    """Returns the tables of all arms of the plan: accuracies with their differences, and work and time."""
     by_arm = by_name_and_seed(records, kind="arm", names=list(ARMS))
     baseline = PLAN["baseline"]
     accuracies = differences_table(by_arm, kind="arm", baseline=baseline, num_planned=len(PLAN["seeds"]))
-    times = times_table(by_arm, kind="arm", baseline=baseline)
-    return f"{accuracies}\n\n{times}"
+    work = work_table(by_arm, kind="arm")
+    return f"{accuracies}\n\n{work}"
 
 
 def write_records(out: Path, results: Path, page: Path, chart: Path) -> None:

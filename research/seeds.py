@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from lab.support.machine import ROOT, machine_record
-from research.support.compared_runs import Record, accuracies_of, by_name_and_seed, differences_table, names_in
+from research.support.compared_runs import Record, by_name_and_seed, differences_table, figures_of, names_in
 from research.support.marked_tables import with_table
 from research.support.seeded_runs import train_once
 
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             if exit_code:
                 print(f"{folder} failed with exit code {exit_code}")
                 return exit_code
-            runs.append({"file": file.stem, "seed": seed} | accuracies_of(folder, trained="reward/correct"))
+            runs.append({"file": file.stem, "seed": seed} | figures_of(folder, trained="reward/correct"))
     written = table_of(runs)
     if options.results is not None:
         record = {

@@ -12,16 +12,18 @@ from lab.support.tables import table
 from research.support.study_statistics import BySeed, adjusted_cells, cell, number_cell, paired
 
 Record = dict[str, Any]
-"""The figures of a run: `seed`, the name of what was trained, and those of `accuracies_of`."""
+"""The figures of a run: `seed`, the name of what was trained, and those of `figures_of`."""
 
+STAGES = ("generate", "score", "teachers", "update")
+"""The stages whose tokens are counted; a prompt counts once for the responses that share it."""
 _REACHED = 0.5
 """The share of right rollouts whose step and time the table of times has."""
 _WINDOW = 3
 """The steps in whose rollouts the share must be reached, because that of a single step is noisy."""
 
 
-def accuracies_of(run_folder: Path, *, trained: str) -> Record:
-    """Returns the shares of right responses of a run, and its seconds by step.
+def figures_of(run_folder: Path, *, trained: str) -> Record:
+    """Returns the shares of right responses of a run, its seconds by step, and the tokens of all steps by stage.
 
     `trained` is the metric of each step's rollouts. The shares of the validations are by step, under their numbers as text.
     """
@@ -35,6 +37,7 @@ def accuracies_of(run_folder: Path, *, trained: str) -> Record:
         "trained": [round(value, 5) for value in of_rollouts],
         "held_out": held_out,
         "step_seconds": [round(value, 2) for value in step_seconds],
+        "tokens": {stage: int(sum(run.series(f"tokens/{stage}")[1])) for stage in STAGES},
     }
 
 
@@ -52,6 +55,11 @@ def held_out_accuracy(record: Record) -> float:
 def minutes(record: Record) -> float:
     """Returns the wall-clock time of all steps, without validations, in minutes."""
     return sum(record["step_seconds"]) / 60
+
+
+def thousand_tokens(record: Record, stages: Sequence[str]) -> float:
+    """Returns the tokens of these stages in all steps, in thousands."""
+    return sum(record["tokens"][stage] for stage in stages) / 1000
 
 
 def step_of_half(record: Record) -> int | None:
@@ -79,26 +87,35 @@ def by_name_and_seed(records: Sequence[Record], *, kind: str, names: Sequence[st
     return dict(by_name)
 
 
-def times_table(by_name: Mapping[str, BySeed], *, kind: str, baseline: str) -> str:
-    """Returns a Markdown table of the minutes of training, and of the step and minutes until half of the rollouts are right.
+def work_table(by_name: Mapping[str, BySeed], *, kind: str) -> str:
+    """Returns a Markdown table of the work and the minutes of training, and of those until half of the rollouts are right.
 
-    Means over seeds with standard errors; a run that does not get so far is left out there, and their number is named.
+    Work is in thousands of tokens: sampled, read without a gradient by actor and teachers, and trained on. All are means
+    over seeds with standard errors. A run that does not get so far is left out there, and their number is named.
     """
     rows: list[list[str]] = []
     for name, of_seeds in by_name.items():
         records = list(of_seeds.values())
         steps = [float(step) for record in records if (step := step_of_half(record)) is not None]
         times = [time for record in records if (time := minutes_to_half(record)) is not None]
-        row = [name, number_cell([minutes(record) for record in records])]
-        if name == baseline:
-            row.append("")
-        else:
-            row.append(number_cell(paired(by_name[baseline], of_seeds, minutes), signed=True))
+        row = [name]
+        for stages in (["generate"], ["score", "teachers"], ["update"]):
+            row.append(number_cell([thousand_tokens(record, stages) for record in records]))
+        row.append(number_cell([minutes(record) for record in records]))
         row.append(f"{len(steps)} of {len(records)}")
         row += [number_cell(steps), number_cell(times)] if steps else ["", ""]
         rows.append(row)
     reached = f"{100 * _REACHED:.0f} %"
-    head = [kind, "training, min", f"minus {baseline}", f"runs that reach {reached}", "at step", "after min"]
+    head = [
+        kind,
+        "sampled",
+        "read",
+        "trained on",
+        "training, min",
+        f"runs that reach {reached}",
+        "at step",
+        "after min",
+    ]
     return table(head, rows)
 
 

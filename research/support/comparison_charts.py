@@ -25,14 +25,12 @@ def comparison_charts(by_name: Mapping[str, BySeed], baseline: str) -> list[Char
     """
     ran = {name: of_seeds for name, of_seeds in by_name.items() if of_seeds}
     accuracies = [_accuracy(name, of_seeds) for name, of_seeds in ran.items()]
-    differences: list[Series] = []
-    for name, of_seeds in ran.items():
-        if name != baseline:
-            differences.append(_difference(name, of_seeds, ran[baseline]))
-    charts = [Chart(title=f"Rollouts of {_WINDOW} steps", unit="accuracy", series=accuracies)]
-    if differences:
-        charts.append(Chart(title=f"All rollouts so far, minus {baseline}", unit="points", series=differences))
-    return charts
+    # The baseline is among them, at 0, so that a name has the same colour in both charts.
+    differences = [_difference(name, of_seeds, ran[baseline]) for name, of_seeds in ran.items()]
+    return [
+        Chart(title=f"Rollouts of {_WINDOW} steps", unit="accuracy", series=accuracies),
+        Chart(title=f"All rollouts so far, minus {baseline}", unit="points", series=differences),
+    ]
 
 
 def _accuracy(name: str, of_seeds: BySeed) -> Series:

@@ -24,7 +24,7 @@ from research.real_model import (
     tables_of,
     write_records,
 )
-from research.support.compared_runs import Record, by_name_and_seed, times_table
+from research.support.compared_runs import Record, by_name_and_seed, work_table
 from research.support.comparison_charts import comparison_charts
 from research.support.marked_tables import END, start_mark, with_table
 from research.support.seeded_runs import train_once
@@ -36,7 +36,15 @@ def finished(arm: str, seed: int, trained: list[float], *, seconds: float = 30.0
     """The record of a run with these shares of right rollouts, the last of them held out too."""
     step_seconds = [seconds] * len(trained)
     held_out = {str(len(trained)): trained[-1]}
-    return {"arm": arm, "seed": seed, "trained": trained, "held_out": held_out, "step_seconds": step_seconds}
+    tokens = {"generate": 1000 * seed, "score": 2000, "teachers": 500, "update": 3000}
+    return {
+        "arm": arm,
+        "seed": seed,
+        "trained": trained,
+        "held_out": held_out,
+        "step_seconds": step_seconds,
+        "tokens": tokens,
+    }
 
 
 def test_every_arm_of_the_plan_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +80,12 @@ def test_times_are_those_until_three_steps_are_half_right() -> None:
         finished("cepo", 2, [0.2, 0.4, 0.4, 0.7, 0.1], seconds=60.0),
     ]
     by_arm = by_name_and_seed(records, kind="arm", names=["grpo", "cepo", "rlsd"])
-    head, _, *rows = times_table(by_arm, kind="arm", baseline="grpo").splitlines()
-    assert head == "| arm | training, min | minus grpo | runs that reach 50 % | at step | after min |"
+    head, _, *rows = work_table(by_arm, kind="arm").splitlines()
+    assert head == "| arm | sampled | read | trained on | training, min | runs that reach 50 % | at step | after min |"
     assert rows == [
-        "| grpo | 2.5 ± 0.0 |  | 1 of 2 | 5.0 | 2.5 |",
-        "| cepo | 5.0 ± 0.0 | +2.5 ± 0.0 | 2 of 2 | 4.0 ± 0.0 | 4.0 ± 0.0 |",
-        "| rlsd | not run | not run | 0 of 0 |  |  |",
+        "| grpo | 1.5 ± 0.5 | 2.5 ± 0.0 | 3.0 ± 0.0 | 2.5 ± 0.0 | 1 of 2 | 5.0 | 2.5 |",
+        "| cepo | 1.5 ± 0.5 | 2.5 ± 0.0 | 3.0 ± 0.0 | 5.0 ± 0.0 | 2 of 2 | 4.0 ± 0.0 | 4.0 ± 0.0 |",
+        "| rlsd | not run | not run | not run | not run | 0 of 0 |  |  |",
     ]
 
 
@@ -94,7 +102,8 @@ def test_the_chart_ends_at_the_differences_of_the_table() -> None:
     accuracy, difference = comparison_charts(by_arm, "grpo")
     assert [(series.label, series.steps) for series in accuracy.series] == [("grpo", [3]), ("rlsd", [3]), ("cepo", [3])]
     assert [series.values[-1] for series in accuracy.series] == pytest.approx([0.15, 0.3, 0.45])
-    of_one_seed, cepo = difference.series
+    grpo, of_one_seed, cepo = difference.series
+    assert (grpo.label, list(grpo.values)) == ("grpo", [0.0, 0.0, 0.0])
     assert (of_one_seed.label, of_one_seed.low) == ("rlsd", ())
     assert of_one_seed.values == pytest.approx([10.0, 10.0, 10.0])
     assert cepo.values == pytest.approx([20.0, 25.0, 30.0])

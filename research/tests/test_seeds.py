@@ -11,7 +11,7 @@ from run_folders import write_run
 
 from lab.support.machine import ROOT
 from research.seeds import LEARNING, PROGRAM, arguments, main, table_of
-from research.support.compared_runs import Record, accuracies_of
+from research.support.compared_runs import Record, figures_of
 from research.support.marked_tables import END, start_mark, with_table
 from research.support.seeded_runs import DONE
 
@@ -58,7 +58,10 @@ def test_one_seed_has_no_error() -> None:
 def finished_run(folder: Path, trained: list[float]) -> None:
     """The folder of a finished run, with a validation before the first step and one after the last."""
     rows = [(0, {"val/accuracy": 0.25})]
-    rows += [(step, {"reward/correct": value, "timing_s/step": 2.0}) for step, value in enumerate(trained, 1)]
+    rows += [
+        (step, {"reward/correct": value, "timing_s/step": 2.0, "tokens/generate": 7.0})
+        for step, value in enumerate(trained, 1)
+    ]
     rows[-1][1]["val/accuracy"] = 0.75
     write_run(folder, rows)
     (folder / DONE).touch()
@@ -66,10 +69,11 @@ def finished_run(folder: Path, trained: list[float]) -> None:
 
 def test_a_record_has_each_step_and_each_validation(tmp_path: Path) -> None:
     finished_run(tmp_path / "run", [0.5, 0.625])
-    assert accuracies_of(tmp_path / "run", trained="reward/correct") == {
+    assert figures_of(tmp_path / "run", trained="reward/correct") == {
         "trained": [0.5, 0.625],
         "held_out": {"0": 0.25, "2": 0.75},
         "step_seconds": [2.0, 2.0],
+        "tokens": {"generate": 14, "score": 0, "teachers": 0, "update": 0},
     }
 
 
