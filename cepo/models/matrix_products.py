@@ -23,11 +23,11 @@ from cepo.hardware import processor_vendor
 
 _FEWEST_WEIGHTS = 100_000
 """Smaller matrices are left to PyTorch: the choice hardly matters for them, and it would change recorded toy runs."""
-_ROWS = 16
-"""oneDNN multiplies a multiple of so many tokens.
+_ROW_MULTIPLE = 16
+"""The rows of an operand of oneDNN, one for each token, are padded to a multiple of this number.
 
-It compiles each shape of a product and keeps what it compiled, about 0.6 MB. Passes of training have hundreds of lengths,
-for which that was up to 0.9 GB. Multiplying the added rows of zeros takes no longer than finding a product among so many.
+oneDNN compiles code for each shape of a product and keeps it, about 0.6 MB. A training run has passes of hundreds of
+lengths, whose code took up to 0.9 GB. Multiplying the added zeros takes no measurable time.
 """
 
 
@@ -70,7 +70,7 @@ def weight_gradient(gradient: Float[Tensor, "n out"], hidden: Float[Tensor, "n i
     num_weights = gradient.shape[1] * hidden.shape[1]
     if not _is_for_onednn(hidden, hidden, num_weights):
         return gradient.t() @ hidden
-    return by_onednn(_with_whole_blocks(gradient).t(), _with_whole_blocks(hidden).t())
+    return by_onednn(_with_padded_rows(gradient).t(), _with_padded_rows(hidden).t())
 
 
 def use_fast_products(model: nn.Module) -> None:
@@ -102,14 +102,14 @@ def by_onednn(
     """Computes `hidden @ weight.T + bias` by oneDNN, without a gradient; the operands may be transposed views."""
     rows = hidden.flatten(0, -2)  # (n, in)
     # The operation of PyTorch's compiler for a linear layer with an activation, here with none.
-    product = torch.ops.mkldnn._linear_pointwise(_with_whole_blocks(rows), weight, bias, "none", [], "")
+    product = torch.ops.mkldnn._linear_pointwise(_with_padded_rows(rows), weight, bias, "none", [], "")
     # Not a slice: a view could not be changed in place, as adapters do.
     return product.resize_(*hidden.shape[:-1], len(weight))
 
 
-def _with_whole_blocks(rows: Float[Tensor, "n in"]) -> Float[Tensor, "m in"]:
-    """Adds rows of zeros up to a multiple of `_ROWS`."""
-    num_missing = -len(rows) % _ROWS
+def _with_padded_rows(rows: Float[Tensor, "n in"]) -> Float[Tensor, "m in"]:
+    """Appends rows of zeros up to a multiple of `_ROW_MULTIPLE`."""
+    num_missing = -len(rows) % _ROW_MULTIPLE
     return pad(rows, (0, 0, 0, num_missing)) if num_missing else rows
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,8 @@ def main() -> None:
     accuracy = reading_accuracy(model, processor.tokenizer, held_out[:64], seed=arguments.seed + 1)
     print("held-out figures: " + ", ".join(f"{name} {value:.3f}" for name, value in accuracy.items()))
     model.save_pretrained(arguments.folder)
+    # safetensors makes files that only their owner can read
+    shutil.copymode(arguments.folder / "config.json", arguments.folder / "model.safetensors")
     processor.save_pretrained(arguments.folder)
 
 

@@ -72,7 +72,8 @@ def write_model(gguf: Path, folder: Path) -> None:
     fresh_model.load_state_dict(model.state_dict())
     fresh_model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # which only its owner could read
+    # safetensors makes files that only their owner can read
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")
 
 
 def write_model_from_package(folder: Path) -> None:

@@ -18,8 +18,8 @@ STAGES = ("generate", "score", "teachers", "update")
 """The stages whose tokens are counted; a prompt counts once for the responses that share it."""
 _REACHED = 0.5
 """The share of right rollouts whose step and time the table of times has."""
-_WINDOW = 3
-"""The steps in whose rollouts the share must be reached, because that of a single step is noisy."""
+WINDOW = 3
+"""The number of steps over whose rollouts an accuracy is averaged, because that of a single step is noisy."""
 
 
 def figures_of(run_folder: Path, *, trained: str) -> Record:
@@ -65,8 +65,8 @@ def thousand_tokens(record: Record, stages: Sequence[str]) -> float:
 def step_of_half(record: Record) -> int | None:
     """Returns the first step that ends three steps with half of the rollouts right; None if no step does."""
     trained = record["trained"]
-    for end in range(_WINDOW, len(trained) + 1):
-        if statistics.fmean(trained[end - _WINDOW : end]) >= _REACHED:
+    for end in range(WINDOW, len(trained) + 1):
+        if statistics.fmean(trained[end - WINDOW : end]) >= _REACHED:
             return end
     return None
 
@@ -79,12 +79,12 @@ def minutes_to_half(record: Record) -> float | None:
     return sum(record["step_seconds"][:last_step]) / 60
 
 
-def by_name_and_seed(records: Sequence[Record], *, kind: str, names: Sequence[str]) -> dict[str, BySeed]:
+def by_name_and_seed(records: Sequence[Record], *, kind: str, names: Sequence[str]) -> Mapping[str, BySeed]:
     """Returns the records of each of `names`, by seed; a record's name stands under `kind`, such as "arm"."""
     by_name: dict[str, dict[int, Record]] = {name: {} for name in names}
     for record in records:
         by_name[record[kind]][record["seed"]] = record
-    return dict(by_name)
+    return by_name
 
 
 def work_table(by_name: Mapping[str, BySeed], *, kind: str) -> str:

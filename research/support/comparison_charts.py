@@ -9,10 +9,9 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from cepo.report.drawing import Chart, Series
-from research.support.compared_runs import BySeed
+from research.support.compared_runs import WINDOW
+from research.support.study_statistics import BySeed
 
-_WINDOW = 3
-"""The steps over which the first chart's curves are averaged."""
 Curves = Float[ndarray, "seeds steps"]
 
 
@@ -28,15 +27,15 @@ def comparison_charts(by_name: Mapping[str, BySeed], baseline: str) -> list[Char
     # The baseline is among them, at 0, so that a name has the same colour in both charts.
     differences = [_difference(name, of_seeds, ran[baseline]) for name, of_seeds in ran.items()]
     return [
-        Chart(title=f"Rollouts of {_WINDOW} steps", unit="accuracy", series=accuracies),
+        Chart(title=f"Rollouts of {WINDOW} steps", unit="accuracy", series=accuracies),
         Chart(title=f"All rollouts so far, minus {baseline}", unit="points", series=differences),
     ]
 
 
 def _accuracy(name: str, of_seeds: BySeed) -> Series:
     mean = _curves(of_seeds, sorted(of_seeds)).mean(axis=0)
-    averaged = numpy.convolve(mean, numpy.ones(_WINDOW) / _WINDOW, mode="valid")
-    return Series(label=name, steps=_steps_until(len(mean), first=_WINDOW), values=averaged.tolist())
+    averaged = numpy.convolve(mean, numpy.ones(WINDOW) / WINDOW, mode="valid")
+    return Series(label=name, steps=_steps_until(len(mean), first=WINDOW), values=averaged.tolist())
 
 
 def _difference(name: str, of_seeds: BySeed, of_baseline: BySeed) -> Series:

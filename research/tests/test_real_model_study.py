@@ -63,11 +63,12 @@ def test_differences_are_paired_by_seed() -> None:
         for arm, accuracies in {"grpo": (0.3, 0.5), "cepo": (0.4, 0.7)}.items()
         for seed, accuracy in zip((1, 2), accuracies, strict=True)
     ]
-    lines = tables_of(records).splitlines()
-    cepo_line = next(line for line in lines if line.startswith("| cepo |"))
+    accuracies, _ = tables_of(records).split("\n\n")
+    lines = accuracies.splitlines()
+    [cepo_line] = [line for line in lines if line.startswith("| cepo |")]
     cells = [text.strip() for text in cepo_line.strip("|").split("|")]
     assert cells[:5] == ["cepo", "2 of 5", "55.0 ± 15.0", "+15.0 ± 5.0", "0.205"]
-    rlsd_line = next(line for line in lines if line.startswith("| rlsd |"))
+    [rlsd_line] = [line for line in lines if line.startswith("| rlsd |")]
     assert "not run" in rlsd_line
 
 
