@@ -94,13 +94,14 @@ def recorded(results: Path) -> dict[tuple[str, int], Record]:
     return {(record["arm"], record["seed"]): record for record in records}
 
 
-def run_all(out: Path, model: str, *, seeds: Sequence[int], most: int, results: Path) -> int:
-    """Trains up to `most` runs of these seeds that are neither finished nor recorded.
+def run_all(out: Path, model: str, *, seeds: Sequence[int], arms: Sequence[str], most: int, results: Path) -> int:
+    """Trains up to `most` runs of these seeds and arms that are neither finished nor recorded.
 
     Returns the exit code of the first that failed, else 0.
     """
     known = recorded(results)
-    missing = [run for run in planned() if run.seed in seeds and (run.arm.name, run.seed) not in known]
+    chosen = [run for run in planned() if run.seed in seeds and run.arm.name in arms]
+    missing = [run for run in chosen if (run.arm.name, run.seed) not in known]
     unfinished = [run for run in missing if not is_done(run.folder(out))]
     for run in unfinished[:most]:
         exit_code = train_once(run.settings(model), seed=run.seed, folder=run.folder(out))
@@ -162,6 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs, outside the repository")
     parser.add_argument("--model", help="model folder or hub name; required by run")
     parser.add_argument("--seeds", type=int, nargs="+", default=PLAN["seeds"], help="those that this process trains")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="those that this process trains")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="stop after so many runs")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
@@ -169,7 +171,14 @@ def main(argv: list[str] | None = None) -> int:
     if options.command == "run":
         if options.model is None:
             parser.error("run needs --model")
-        return run_all(out, options.model, seeds=options.seeds, most=options.most, results=options.results)
+        return run_all(
+            out,
+            options.model,
+            seeds=options.seeds,
+            arms=options.arms,
+            most=options.most,
+            results=options.results,
+        )
     write_records(out, options.results, PAGE, CHART)
     return 0
 

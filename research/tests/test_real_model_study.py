@@ -137,8 +137,17 @@ def test_recorded_runs_are_neither_trained_nor_forgotten(tmp_path: Path) -> None
     assert all_records(tmp_path / "no runs here", results) == [earlier[1], earlier[0]]
     everything = [{"arm": run.arm.name, "seed": run.seed} for run in planned()]
     results.write_text(json.dumps({"plan": PLAN, "runs": everything}), encoding="utf-8")
-    assert run_all(tmp_path, "no model", seeds=PLAN["seeds"], most=1, results=results) == 0
+    assert run_all(tmp_path, "no model", seeds=PLAN["seeds"], arms=list(ARMS), most=1, results=results) == 0
     assert list(tmp_path.iterdir()) == [results], "a recorded run was trained"
+
+
+def test_a_process_trains_the_runs_of_its_seeds_and_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes share a study if neither has a run of the other's arms."""
+    trained: list[Path] = []
+    monkeypatch.setattr("research.real_model.train_once", lambda settings, seed, folder: trained.append(folder) or 0)
+    results = tmp_path / "real_model.json"
+    assert run_all(tmp_path, "a model", seeds=[2, 3], arms=["cepo", "grpo"], most=3, results=results) == 0
+    assert [folder.name for folder in trained] == ["grpo-s2", "cepo-s2", "grpo-s3"]
 
 
 def test_the_control_never_reads_the_true_answer() -> None:
