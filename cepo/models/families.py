@@ -68,8 +68,12 @@ def tokens_of_images(images: ImageInputs, image_token_id: int) -> list[int]:
     return [expansion.count(image_token_id) for expansion in expansions]
 
 
-class InternVL(ProcessedFamily):
-    """Supports InternVL, whose images of several tiles stand in the prompt as tokens that see only earlier ones."""
+class TiledFamily(ProcessedFamily):
+    """Families whose images stand in the prompt as tiles of equally many tokens, which see only earlier tokens.
+
+    The tower encodes each tile alone, and the language model takes the tiles of all images in their order, so that
+    rows that share an image can be packed.
+    """
 
     why_padded = ""
     image_reader = TileReader
@@ -77,9 +81,11 @@ class InternVL(ProcessedFamily):
     def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
         features: list[list[ImageFeatures]] = []
         for inputs, (unit,) in zip(images, super().features(model, images, device), strict=True):
-            embeddings = unit.embeddings.flatten(0, 1)  # (tiles * tokens per tile, H)
-            parts = embeddings.split(tokens_of_images(inputs, model.config.image_token_id))
-            features.append([ImageFeatures(embeddings=part) for part in parts])
+            tokens_per_tile = unit.embeddings.shape[1]  # of (tiles, tokens per tile, H)
+            tiles: list[int] = []  # of each image
+            for num_tokens in tokens_of_images(inputs, model.config.image_token_id):
+                tiles.append(num_tokens // tokens_per_tile)
+            features.append([ImageFeatures(embeddings=part) for part in unit.embeddings.split(tiles)])
         return features
 
 
@@ -365,10 +371,15 @@ FAMILIES: tuple[Family, ...] = (
     Qwen35(title="Qwen3.5-MoE", model_types=("qwen3_5_moe",), has_experts=True),
     GridFamily(title="GLM-4.1V, GLM-4.6V-Flash", model_types=("glm4v",), processors=("Glm4v", "Glm46V")),
     Glm46V(title="GLM-4.6V", model_types=("glm46v",), processors=("Glm46V",)),
-    # It cuts a large image into tiles of equally many tokens between `<img>` and `</img>`.
-    InternVL(title="InternVL3", model_types=("internvl",), vision_modules=_TOWER, processors=("InternVL", "GotOcr2")),
-    # Features are (tiles, tokens per tile, H), which the model merges.
-    ProcessedFamily(
+    # All tiles of an image stand between `<img>` and `</img>`.
+    TiledFamily(
+        title="InternVL3",
+        model_types=("internvl",),
+        vision_modules=_TOWER,
+        processors=("InternVL", "GotOcr2"),
+    ),
+    # Before each tile stand its row and column.
+    TiledFamily(
         title="SmolVLM2, Idefics3",
         model_types=("smolvlm", "idefics3"),
         vision_modules=("vision_model", "connector"),

@@ -140,14 +140,15 @@ def test_the_doctor_counts_every_familys_weights(family: str, tmp_path: Path) ->
 
 
 @pytest.mark.heavy
-def test_rows_that_part_between_images_score_like_padded_ones(tmp_path: Path) -> None:
-    """InternVL's images are units: the row holds the first once, and the second, of 3 tiles, in both branches."""
+@pytest.mark.parametrize("family", ["internvl", "smolvlm", "idefics3"])
+def test_rows_that_part_between_images_score_like_padded_ones(family: str, tmp_path: Path) -> None:
+    """Images of tiles are units: the row holds the first once, and the second, of several tiles, in both branches."""
     from actors import build_actor
     from PIL import Image
 
     from cepo.data.batch import ScoringRow
 
-    folder = write_checkpoint("internvl", tmp_path)
+    folder = write_checkpoint(family, tmp_path)
     processing = Processing(str(folder))
     images = processing.load_images([Image.new("RGB", (64, 64), "red"), Image.new("RGB", (120, 60), "blue")])
     rows: list[ScoringRow] = []
