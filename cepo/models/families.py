@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessedFamily(Family):
-    """All images of a prompt are encoded together, in padded rows.
+    """All images of a prompt are encoded together.
 
     `siglip` towers have `vision_model` in their names in published checkpoints; transformers omits it. Models for
     which `concatenates` is set take the features of their images as a list.
@@ -33,7 +33,6 @@ class ProcessedFamily(Family):
 
     siglip: bool = False
     concatenates: bool = False
-    why_padded = "the family's own processor and forward pass require padded rows"
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         if self.siglip:
@@ -45,48 +44,6 @@ class ProcessedFamily(Family):
             return super().feature_inputs(features)
         embeddings = [unit.embeddings for unit in features]
         return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=embeddings)}}
-
-
-class TileReader(ImageReader):
-    """Reads images as tiles; each image, with all of its tiles, is a unit."""
-
-    def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        num_before = token_ids[:start].count(self.image_token_id)
-        num_until_stop = num_before + token_ids[start:stop].count(self.image_token_id)
-        units: list[int] = []
-        end = 0
-        for index, num_tokens in enumerate(tokens_of_images(images, self.image_token_id)):
-            end += num_tokens
-            if num_before < end <= num_until_stop:
-                units.append(index)
-        return units
-
-
-def tokens_of_images(images: ImageInputs, image_token_id: int) -> list[int]:
-    """Returns the number of feature vectors of each image of a prompt, in their order."""
-    (expansions,) = images.expansions.values()
-    return [expansion.count(image_token_id) for expansion in expansions]
-
-
-class TiledFamily(ProcessedFamily):
-    """Families whose images stand in the prompt as tiles of equally many tokens, which see only earlier tokens.
-
-    The tower encodes each tile alone, and the language model takes the tiles of all images in their order, so that
-    rows that share an image can be packed.
-    """
-
-    why_padded = ""
-    image_reader = TileReader
-
-    def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
-        features: list[list[ImageFeatures]] = []
-        for inputs, (unit,) in zip(images, super().features(model, images, device), strict=True):
-            tokens_per_tile = unit.embeddings.shape[1]  # of (tiles, tokens per tile, H)
-            tiles: list[int] = []  # of each image
-            for num_tokens in tokens_of_images(inputs, model.config.image_token_id):
-                tiles.append(num_tokens // tokens_per_tile)
-            features.append([ImageFeatures(embeddings=part) for part in unit.embeddings.split(tiles)])
-        return features
 
 
 class LlavaOneVision(ProcessedFamily):
@@ -106,6 +63,8 @@ class Lfm2Vl(ProcessedFamily):
 
     why_padded = "short convolutions mix neighbouring tokens, which in a packed row can belong to different branches"
 
+
+_WHY_GEMMA_PADS = "most layers see only a window of tokens, which in a packed row can belong to different branches"
 
 _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\n\n", "\n\n\n\n"))
 """Pairs of line-break tokens with the single token that the tokenizer produces for them within a text."""
@@ -139,6 +98,7 @@ class Gemma3Reader(ImageReader):
 
 class Gemma3(ProcessedFamily):
     image_reader = Gemma3Reader
+    why_padded = _WHY_GEMMA_PADS
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""
@@ -166,6 +126,7 @@ class Gemma4(ProcessedFamily):
     """
 
     sees_whole_images: bool = False
+    why_padded = _WHY_GEMMA_PADS
     image_reader = Gemma4Reader
     attention: ClassVar[str | Mapping[str, str]] = {"": "sdpa", "audio_config": "eager"}
 
@@ -371,15 +332,15 @@ FAMILIES: tuple[Family, ...] = (
     Qwen35(title="Qwen3.5-MoE", model_types=("qwen3_5_moe",), has_experts=True),
     GridFamily(title="GLM-4.1V, GLM-4.6V-Flash", model_types=("glm4v",), processors=("Glm4v", "Glm46V")),
     Glm46V(title="GLM-4.6V", model_types=("glm46v",), processors=("Glm46V",)),
-    # All tiles of an image stand between `<img>` and `</img>`.
-    TiledFamily(
+    # It cuts a large image into tiles of equally many tokens between `<img>` and `</img>`.
+    ProcessedFamily(
         title="InternVL3",
         model_types=("internvl",),
         vision_modules=_TOWER,
         processors=("InternVL", "GotOcr2"),
     ),
-    # Before each tile stand its row and column.
-    TiledFamily(
+    # Features are (tiles, tokens per tile, H), which the model merges.
+    ProcessedFamily(
         title="SmolVLM2, Idefics3",
         model_types=("smolvlm", "idefics3"),
         vision_modules=("vision_model", "connector"),

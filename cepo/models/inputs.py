@@ -190,7 +190,7 @@ def refused(sizes: Sequence[tuple[int, int]], error: Exception) -> DataError:
 class ImageReader:
     """Converts images and videos to tokens, tensors and positions by a checkpoint's own processor.
 
-    All images of a prompt are one unit (`ImageFeatures`), unless a derived class divides them.
+    Each image, with all of its tiles, is a unit (`ImageFeatures`), unless a derived class divides it.
 
     Attributes:
         image_token_id: the placeholder of one feature vector.
@@ -294,14 +294,26 @@ class ImageReader:
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
         """Returns the units whose last placeholder is in [start, stop) of an expanded context."""
-        placeholders = [index for index, token in enumerate(token_ids) if token == self.image_token_id]
-        has_last = start <= placeholders[-1] < stop
-        return [0] if has_last else []
+        num_before = token_ids[:start].count(self.image_token_id)
+        num_until_stop = num_before + token_ids[start:stop].count(self.image_token_id)
+        units: list[int] = []
+        end = 0
+        for index, num_tokens in enumerate(tokens_of_images(images, self.image_token_id)):
+            end += num_tokens
+            if num_before < end <= num_until_stop:
+                units.append(index)
+        return units
 
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
         """Returns a small black image and its tokens, for passes that must run the tower without an image."""
         images = self.read([Image.new("RGB", (32, 32))])
         return images.expansions[self.placeholder_id][0], images
+
+
+def tokens_of_images(images: ImageInputs, image_token_id: int) -> list[int]:
+    """Returns the number of feature vectors of each image of a prompt, in their order."""
+    (expansions,) = images.expansions.values()
+    return [expansion.count(image_token_id) for expansion in expansions]
 
 
 def _split(token_ids: Sequence[int], separator: int) -> list[tuple[int, ...]]:
@@ -385,7 +397,12 @@ class Family:
             embeddings = output.pooler_output
             if not isinstance(embeddings, Tensor):  # images differ in their number of tokens
                 embeddings = torch.cat(list(embeddings))
-            features.append([ImageFeatures(embeddings=embeddings)])
+            # (tokens, H), or (tiles, tokens per tile, H)
+            tokens_per_entry = 1 if embeddings.dim() == 2 else embeddings.shape[1]
+            entries: list[int] = []  # of each image
+            for num_tokens in tokens_of_images(image_inputs, model.config.image_token_id):
+                entries.append(num_tokens // tokens_per_entry)
+            features.append([ImageFeatures(embeddings=part) for part in embeddings.split(entries)])
         return features
 
     def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:

@@ -140,9 +140,9 @@ def test_the_doctor_counts_every_familys_weights(family: str, tmp_path: Path) ->
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("family", ["internvl", "smolvlm", "idefics3"])
+@pytest.mark.parametrize("family", ["internvl", "smolvlm", "idefics3", "llava_onevision"])
 def test_rows_that_part_between_images_score_like_padded_ones(family: str, tmp_path: Path) -> None:
-    """Images of tiles are units: the row holds the first once, and the second, of several tiles, in both branches."""
+    """Each image is a unit: the row holds the first once, and the second, of several tiles, in both branches."""
     from actors import build_actor
     from PIL import Image
 
