@@ -65,7 +65,7 @@ class FusedDecoder:
 def fused_decoder(model: Any) -> FusedDecoder | None:
     """Builds the fused decoder of `model`; None if its architecture, weight type or layers are not supported."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    text_model = getattr(base.model, "language_model", base.model)  # text models lack it
+    text_model = base.get_decoder()
     embedding: Any = getattr(text_model, "embed_tokens", None)  # other decoders use another name
     if type(text_model).__name__ not in _DECODERS or type(embedding) is not nn.Embedding:
         return None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rounding import LOG_PROBS
+from tiny_checkpoints import write_checkpoint
 
 from cepo.models import matrix_products
 from cepo.models.fused_decoding import FusedDecoding, fused_decoder
+from cepo.models.pretrained import load_model
 
 SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
 SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
@@ -97,6 +100,16 @@ def test_fused_logits_of_other_architectures_are_the_models(architecture: str, c
 @pytest.mark.parametrize("architecture", ["Llama", "Qwen2"])
 def test_adapters_of_other_architectures_are_in_the_weights(architecture: str) -> None:
     assert largest_gap(adapted(text_model(architecture))) < LOG_PROBS
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("family", ["qwen3_vl", "internvl", "smolvlm", "idefics3", "llava_onevision"])
+def test_fused_logits_of_a_language_model_behind_a_vision_tower_are_the_models(family: str, tmp_path: Path) -> None:
+    """Models give their language model different names."""
+    model = load_model(
+        str(write_checkpoint(family, tmp_path)), dtype=torch.float32, trust_remote_code=False, override_config={}
+    )
+    assert largest_gap(model.eval().requires_grad_(False)) < LOG_PROBS
 
 
 @pytest.mark.heavy
