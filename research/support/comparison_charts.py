@@ -13,6 +13,8 @@ from research.support.compared_runs import WINDOW
 from research.support.study_statistics import BySeed
 
 Curves = Float[ndarray, "seeds steps"]
+_LARGEST_DRAWN = 10
+"""Points. A run that unlearns the task would otherwise press all differences that matter into one line."""
 
 
 def comparison_charts(by_name: Mapping[str, BySeed], baseline: str) -> list[Chart]:
@@ -20,7 +22,8 @@ def comparison_charts(by_name: Mapping[str, BySeed], baseline: str) -> list[Char
 
     The first has the mean over seeds of each step and the two before it. The second has the paired difference from the
     baseline's share of all rollouts up to a step, in points, with a standard error on each side; at the last step it is
-    the difference of the table.
+    the difference of the table. A difference of more than `_LARGEST_DRAWN` points, which the first chart shows well
+    enough, is left out (NaN).
     """
     ran = {name: of_seeds for name, of_seeds in by_name.items() if of_seeds}
     accuracies = [_accuracy(name, of_seeds) for name, of_seeds in ran.items()]
@@ -42,6 +45,7 @@ def _difference(name: str, of_seeds: BySeed, of_baseline: BySeed) -> Series:
     seeds = sorted(of_seeds.keys() & of_baseline.keys())
     differences = 100 * (_so_far(_curves(of_seeds, seeds)) - _so_far(_curves(of_baseline, seeds)))
     mean = differences.mean(axis=0)
+    mean[abs(mean) > _LARGEST_DRAWN] = numpy.nan
     steps = _steps_until(len(mean), first=1)
     if len(seeds) < 2:
         return Series(label=name, steps=steps, values=mean.tolist())

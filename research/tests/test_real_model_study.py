@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -95,21 +96,22 @@ def test_the_chart_ends_at_the_differences_of_the_table() -> None:
     records = [
         finished("grpo", 1, [0.1, 0.1, 0.1]),
         finished("grpo", 2, [0.2, 0.2, 0.2]),
-        finished("cepo", 1, [0.2, 0.3, 0.4]),
-        finished("cepo", 2, [0.5, 0.6, 0.7]),
-        finished("rlsd", 2, [0.3, 0.3, 0.3]),
+        finished("cepo", 1, [0.12, 0.14, 0.16]),
+        finished("cepo", 2, [0.24, 0.26, 0.28]),
+        finished("rlsd", 2, [0.28, 0.28, 0.64]),
     ]
     by_arm = by_name_and_seed(records, kind="arm", names=["grpo", "rlsd", "cepo", "cepo-permuted"])
     accuracy, difference = comparison_charts(by_arm, "grpo")
     assert [(series.label, series.steps) for series in accuracy.series] == [("grpo", [3]), ("rlsd", [3]), ("cepo", [3])]
-    assert [series.values[-1] for series in accuracy.series] == pytest.approx([0.15, 0.3, 0.45])
+    assert [series.values[-1] for series in accuracy.series] == pytest.approx([0.15, 0.4, 0.2])
     grpo, of_one_seed, cepo = difference.series
     assert (grpo.label, list(grpo.values)) == ("grpo", [0.0, 0.0, 0.0])
     assert (of_one_seed.label, of_one_seed.low) == ("rlsd", ())
-    assert of_one_seed.values == pytest.approx([10.0, 10.0, 10.0])
-    assert cepo.values == pytest.approx([20.0, 25.0, 30.0])
-    assert cepo.low == pytest.approx([10.0, 15.0, 20.0]), "the standard error of 20 and 40 is 10"
-    assert cepo.high == pytest.approx([30.0, 35.0, 40.0])
+    assert of_one_seed.values[:2] == pytest.approx([8.0, 8.0])
+    assert math.isnan(of_one_seed.values[2]), "20 points are not drawn"
+    assert cepo.values == pytest.approx([3.0, 4.0, 5.0])
+    assert cepo.low == pytest.approx([2.0, 3.0, 4.0]), "the standard error of 2 and 4 is 1"
+    assert cepo.high == pytest.approx([4.0, 5.0, 6.0])
 
 
 def test_the_page_has_the_records_tables() -> None:
