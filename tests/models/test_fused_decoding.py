@@ -104,7 +104,7 @@ def test_adapters_of_other_architectures_are_in_the_weights(architecture: str) -
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", ["qwen3_vl", "internvl", "smolvlm", "idefics3", "llava_onevision"])
-def test_fused_logits_of_a_language_model_behind_a_vision_tower_are_the_models(family: str, tmp_path: Path) -> None:
+def test_fused_logits_behind_a_vision_tower_are_the_models(family: str, tmp_path: Path) -> None:
     """Models give their language model different names."""
     model = load_model(
         str(write_checkpoint(family, tmp_path)), dtype=torch.float32, trust_remote_code=False, override_config={}
