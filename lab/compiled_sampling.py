@@ -26,6 +26,7 @@ from cepo.models.processing import Processing
 from cepo.rollout.generator import GenerationRequest, GeneratorSettings, SamplingSettings
 from cepo.rollout.transformers_generator import TransformersGenerator
 from lab.support.machine import machine_record
+from lab.support.paired import paired_ratio
 from lab.support.tables import RESULTS, save, table
 
 PROMPTS = 16
@@ -35,6 +36,12 @@ RESPONSES = 4
 RESPONSE_TOKENS = 40
 TEMPERATURE = 0.8
 CEPO = "cepo"
+
+
+def random_prompts(vocabulary: int) -> Tensor:
+    """Returns token ids (prompts, tokens), without special tokens, which stand at the beginning of the vocabulary."""
+    numbers = torch.Generator().manual_seed(1)
+    return torch.randint(vocabulary // 2, vocabulary, (PROMPTS, PROMPT_TOKENS), generator=numbers)
 
 
 def cepo_side(folder: str, prompts: Tensor) -> Callable[[], None]:
@@ -115,11 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-    numbers = torch.Generator().manual_seed(1)
-    vocabulary = model.config.vocab_size
-    size = (PROMPTS, PROMPT_TOKENS)
-    # Special tokens stand at the beginning of the vocabulary.
-    prompts = torch.randint(vocabulary // 2, vocabulary, size, generator=numbers)
+    prompts = random_prompts(model.config.vocab_size)
     sides = {
         CEPO: cepo_side(options.model, prompts),
         "generate": generate_side(model, prompts),
@@ -128,11 +131,9 @@ def main(argv: list[str] | None = None) -> int:
     found = measured(sides, options.runs)
     rows: list[list[str]] = []
     for name, side in found.items():
-        ratios: list[float] = []  # paired
-        for own, other in zip(found[CEPO]["processor_seconds"], side["processor_seconds"], strict=True):
-            ratios.append(other / own)
         seconds = statistics.median(side["processor_seconds"])
-        rows.append([name, f"{side['first_call_seconds']:.1f}", f"{seconds:.1f}", f"{statistics.median(ratios):.2f}"])
+        ratio = paired_ratio(side["processor_seconds"], found[CEPO]["processor_seconds"]).median
+        rows.append([name, f"{side['first_call_seconds']:.1f}", f"{seconds:.1f}", f"{ratio:.2f}"])
     printed = table(["side", "first call, s", "processor s", "relative to cepo"], rows)
     work = {
         "prompts": PROMPTS,

@@ -17,7 +17,16 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from cepo.errors import ConfigError
-from cepo.models.inputs import REFUSALS, EngineUse, Family, ImageFeatures, ImageInputs, ImageReader, refused
+from cepo.models.inputs import (
+    REFUSALS,
+    EngineUse,
+    Family,
+    ImageFeatures,
+    ImageInputs,
+    ImageReader,
+    refused,
+    units_ending_inside,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -64,7 +73,7 @@ class Lfm2Vl(ProcessedFamily):
     why_padded = "short convolutions mix neighbouring tokens, which in a packed row can belong to different branches"
 
 
-_WHY_GEMMA_PADS = "most layers see only a window of tokens, which in a packed row can belong to different branches"
+_WINDOWED_LAYERS = "most layers see only a window of tokens, which in a packed row can belong to different branches"
 
 _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\n\n", "\n\n\n\n"))
 """Pairs of line-break tokens with the single token that the tokenizer produces for them within a text."""
@@ -98,7 +107,7 @@ class Gemma3Reader(ImageReader):
 
 class Gemma3(ProcessedFamily):
     image_reader = Gemma3Reader
-    why_padded = _WHY_GEMMA_PADS
+    why_padded = _WINDOWED_LAYERS
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""
@@ -126,7 +135,7 @@ class Gemma4(ProcessedFamily):
     """
 
     sees_whole_images: bool = False
-    why_padded = _WHY_GEMMA_PADS
+    why_padded = _WINDOWED_LAYERS
     image_reader = Gemma4Reader
     attention: ClassVar[str | Mapping[str, str]] = {"": "sdpa", "audio_config": "eager"}
 
@@ -206,12 +215,9 @@ class GridReader(ImageReader):
         num_units = 0
         for kind, grid in images.grids.items():
             placeholder = self._token_of[kind]
-            num_before = token_ids[:start].count(placeholder)
-            num_until_stop = num_before + token_ids[start:stop].count(placeholder)
-            tokens_per_unit = grid.prod(dim=1) // self.merge_size**2
-            for index, end in enumerate(tokens_per_unit.cumsum(0).tolist()):
-                if num_before < end <= num_until_stop:
-                    units.append(num_units + index)
+            tokens_per_unit = (grid.prod(dim=1) // self.merge_size**2).tolist()
+            for unit in units_ending_inside(token_ids, placeholder, tokens_per_unit, start, stop):
+                units.append(num_units + unit)
             num_units += len(grid)
         return units
 

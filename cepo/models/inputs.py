@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -294,15 +295,8 @@ class ImageReader:
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
         """Returns the units whose last placeholder is in [start, stop) of an expanded context."""
-        num_before = token_ids[:start].count(self.image_token_id)
-        num_until_stop = num_before + token_ids[start:stop].count(self.image_token_id)
-        units: list[int] = []
-        end = 0
-        for index, num_tokens in enumerate(tokens_of_images(images, self.image_token_id)):
-            end += num_tokens
-            if num_before < end <= num_until_stop:
-                units.append(index)
-        return units
+        tokens_per_unit = tokens_of_images(images, self.image_token_id)
+        return units_ending_inside(token_ids, self.image_token_id, tokens_per_unit, start, stop)
 
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
         """Returns a small black image and its tokens, for passes that must run the tower without an image."""
@@ -314,6 +308,19 @@ def tokens_of_images(images: ImageInputs, image_token_id: int) -> list[int]:
     """Returns the number of feature vectors of each image of a prompt, in their order."""
     (expansions,) = images.expansions.values()
     return [expansion.count(image_token_id) for expansion in expansions]
+
+
+def units_ending_inside(
+    token_ids: Sequence[int], placeholder: int, tokens_per_unit: Sequence[int], start: int, stop: int
+) -> list[int]:
+    """Returns which of a context's units, each of so many placeholders, have their last one in [start, stop)."""
+    num_before = token_ids[:start].count(placeholder)
+    num_until_stop = num_before + token_ids[start:stop].count(placeholder)
+    units: list[int] = []
+    for unit, end in enumerate(itertools.accumulate(tokens_per_unit)):
+        if num_before < end <= num_until_stop:
+            units.append(unit)
+    return units
 
 
 def _split(token_ids: Sequence[int], separator: int) -> list[tuple[int, ...]]:
