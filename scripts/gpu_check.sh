@@ -60,12 +60,12 @@ part() {
 }
 
 if [[ "$DEVICE" == cuda ]]; then
-    LARGE=2b SMALL=small GROUPS_OF_ROWS=4 REPEATS=3 RESPONSE=128
+    LARGE=2b SMALL=small GROUPS_OF_ROWS=4 REPEATS=3 RESPONSE=128 TIMED_RESPONSE=32
 else
-    LARGE=micro SMALL=micro GROUPS_OF_ROWS=1 REPEATS=1 RESPONSE=8
+    LARGE=micro SMALL=micro GROUPS_OF_ROWS=1 REPEATS=1 RESPONSE=8 TIMED_RESPONSE=8
 fi
 part versions 60 bash -c "nvidia-smi || true; '$CEPO_PYTHON' -m cepo doctor || true" # the tests decide, not the doctor
-part tests 360 "$CEPO_PYTHON" -m pytest tests/gpu -v -rsP -p no:cacheprovider --confcutdir=tests/gpu -k "$DEVICE" --durations=5 "$@"
+part tests 360 "$CEPO_PYTHON" -m pytest tests/gpu -v -rsP --log-level=INFO -p no:cacheprovider --confcutdir=tests/gpu -k "$DEVICE" --durations=5 "$@"
 if "$CEPO_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("vllm") is None)'; then
     for weights in adapter full; do # in processes of their own: a run starts one engine in its life
         part "engine $weights" 200 "$CEPO_PYTHON" -m lab.engine_check --device "$DEVICE" --shape "$LARGE" \
@@ -80,7 +80,7 @@ for size in 2b small; do
     shape="$LARGE"
     [[ "$size" == 2b ]] || shape="$SMALL"
     part "stages $size" 200 "$CEPO_PYTHON" -m lab.stages --device "$DEVICE" --shape "$shape" --groups "$GROUPS_OF_ROWS" \
-        --repeats "$REPEATS" --response "$RESPONSE" --no-flops --out "$OUT/stages_$size.json"
+        --repeats "$REPEATS" --response "$TIMED_RESPONSE" --no-flops --out "$OUT/stages_$size.json"
 done
 
 say "" "gpu_check: ${#FAILED[@]} parts failed (${FAILED[*]:-none}) after $SECONDS s; everything is in $OUT"

@@ -13,24 +13,14 @@ from PIL import Image
 
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
-from research.real_model import (
-    ARMS,
-    PAGE,
-    PLAN,
-    PROGRAM,
-    RESULTS,
-    all_records,
-    planned,
-    run_all,
-    tables_of,
-    write_records,
-)
+from research.real_model import PAGE, PLANS, all_records, planned, read_study, run_all, tables_of, write_records
 from research.support.compared_runs import Record, by_name_and_seed, work_table
 from research.support.comparison_charts import comparison_charts
 from research.support.marked_tables import END, start_mark, with_table
 from research.support.seeded_runs import train_once
 
 REPOSITORY = Path(__file__).parents[2]
+STUDY = read_study("real_model")
 
 
 def finished(arm: str, seed: int, trained: list[float], *, seconds: float = 30.0) -> Record:
@@ -48,13 +38,24 @@ def finished(arm: str, seed: int, trained: list[float], *, seconds: float = 30.0
     }
 
 
-def test_every_arm_of_the_plan_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", PLANS)
+def test_every_arm_of_a_plan_resolves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    runs = [run for run in planned() if run.seed == PLAN["seeds"][0]]
-    assert [run.arm.name for run in runs] == list(ARMS)
+    study = read_study(name)
+    runs = [run for run in planned(study) if run.seed == study.seeds[0]]
+    assert [run.arm.name for run in runs] == list(study.arms)
     for run in runs:
         plan = check_config(load_config(run.settings("microgeo:model")))
-        assert f"length: {PLAN['steps']} steps" in plan
+        assert f"length: {study.steps} steps" in plan
+
+
+def test_a_repeated_arm_is_that_of_the_study() -> None:
+    """Only the size of passes differs, which decides no result, and no seed is used twice."""
+    repeated = read_study("real_model_repeated")
+    assert all(STUDY.arms[name] == arm for name, arm in repeated.arms.items())
+    assert (repeated.baseline, repeated.steps) == (STUDY.baseline, STUDY.steps)
+    assert set(repeated.seeds).isdisjoint(STUDY.seeds)
+    assert all("micro_batch_size_per_device" in name for name in repeated.settings)
 
 
 def test_differences_are_paired_by_seed() -> None:
@@ -64,7 +65,7 @@ def test_differences_are_paired_by_seed() -> None:
         for arm, accuracies in {"grpo": (0.3, 0.5), "cepo": (0.4, 0.7)}.items()
         for seed, accuracy in zip((1, 2), accuracies, strict=True)
     ]
-    accuracies, _ = tables_of(records).split("\n\n")
+    accuracies, _ = tables_of(STUDY, records).split("\n\n")
     lines = accuracies.splitlines()
     [cepo_line] = [line for line in lines if line.startswith("| cepo |")]
     cells = [text.strip() for text in cepo_line.strip("|").split("|")]
@@ -114,18 +115,20 @@ def test_the_chart_ends_at_the_differences_of_the_table() -> None:
     assert cepo.high == pytest.approx([4.0, 5.0, 6.0])
 
 
-def test_the_page_has_the_records_tables() -> None:
+@pytest.mark.parametrize("name", PLANS)
+def test_the_page_has_the_records_tables(name: str) -> None:
+    study = read_study(name)
     page = PAGE.read_text(encoding="utf-8")
-    records = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"]
-    assert with_table(page, tables_of(records), program=PROGRAM) == page
+    records = json.loads(study.results.read_text(encoding="utf-8"))["runs"]
+    assert with_table(page, tables_of(study, records), program=study.program) == page
 
 
 def test_records_reach_the_page_and_its_chart(tmp_path: Path) -> None:
     results, page, chart = tmp_path / "results.json", tmp_path / "page.md", tmp_path / "chart.png"
     runs = [finished("grpo", 1, [0.25, 0.5, 0.75])]
-    results.write_text(json.dumps({"plan": PLAN, "runs": runs}), encoding="utf-8")
-    page.write_text(f"# Page\n\n{start_mark(PROGRAM)}{END}", encoding="utf-8")
-    write_records(tmp_path / "no runs here", results, page, chart)
+    results.write_text(json.dumps({"plan": STUDY.plan, "runs": runs}), encoding="utf-8")
+    page.write_text(f"# Page\n\n{start_mark(STUDY.program)}{END}", encoding="utf-8")
+    write_records(STUDY, tmp_path / "no runs here", results, page, chart)
     assert "| grpo | 1 of 5 | 50.0 |" in page.read_text(encoding="utf-8")
     with Image.open(chart) as drawn:
         assert len(drawn.getcolors(maxcolors=1_000_000)) > 10
@@ -135,11 +138,11 @@ def test_recorded_runs_are_neither_trained_nor_forgotten(tmp_path: Path) -> None
     """Records of one machine stay when another adds its own, in the plan's order."""
     results = tmp_path / "results.json"
     earlier = [{"arm": "cepo", "seed": 1}, {"arm": "grpo", "seed": 1}]
-    results.write_text(json.dumps({"plan": PLAN, "runs": earlier}), encoding="utf-8")
-    assert all_records(tmp_path / "no runs here", results) == [earlier[1], earlier[0]]
-    everything = [{"arm": run.arm.name, "seed": run.seed} for run in planned()]
-    results.write_text(json.dumps({"plan": PLAN, "runs": everything}), encoding="utf-8")
-    assert run_all(tmp_path, "no model", seeds=PLAN["seeds"], arms=list(ARMS), most=1, results=results) == 0
+    results.write_text(json.dumps({"plan": STUDY.plan, "runs": earlier}), encoding="utf-8")
+    assert all_records(STUDY, tmp_path / "no runs here", results) == [earlier[1], earlier[0]]
+    everything = [{"arm": run.arm.name, "seed": run.seed} for run in planned(STUDY)]
+    results.write_text(json.dumps({"plan": STUDY.plan, "runs": everything}), encoding="utf-8")
+    assert run_all(STUDY, tmp_path, "no model", seeds=STUDY.seeds, arms=list(STUDY.arms), most=1, results=results) == 0
     assert list(tmp_path.iterdir()) == [results], "a recorded run was trained"
 
 
@@ -148,7 +151,7 @@ def test_a_process_trains_the_runs_of_its_seeds_and_arms(tmp_path: Path, monkeyp
     trained: list[Path] = []
     monkeypatch.setattr("research.real_model.train_once", lambda settings, seed, folder: trained.append(folder) or 0)
     results = tmp_path / "real_model.json"
-    assert run_all(tmp_path, "a model", seeds=[2, 3], arms=["cepo", "grpo"], most=3, results=results) == 0
+    assert run_all(STUDY, tmp_path, "a model", seeds=[2, 3], arms=["cepo", "grpo"], most=3, results=results) == 0
     assert [folder.name for folder in trained] == ["grpo-s2", "cepo-s2", "grpo-s3"]
 
 

@@ -29,12 +29,19 @@ def test_packed_log_probs_and_gradients_are_the_padded_ones(place: Place, size: 
     for actor in (packed, padded):
         draw_adapter(actor)
     rows = rows_for(shape, folder)
-    found = figure(
-        f"{shape.name} {dtype} gap in nats: mean, 99th, largest", gaps(packed.score(rows), padded.score(rows))
-    )
+    scores, padded_scores = packed.score(rows), padded.score(rows)
+    found = figure(f"{shape.name} {dtype} gap in nats: mean, 99th, largest", gaps(scores, padded_scores))
     assert (packed.passes.packed, padded.passes.packed) == (True, False), "the packed path gave way to padded rows"
     assert packed.tokens_computed < 0.7 * padded.tokens_computed
     assert within(found, LOG_PROB_LIMITS[dtype])
+    if dtype == "bf16":
+        exact = build_actor(folder, dtype="fp32", padding_free="false")
+        draw_adapter(exact)
+        exact_scores = exact.score(rows)
+        del exact
+        error = figure(f"{shape.name} bf16, packed against float32", gaps(scores, exact_scores))
+        usual_error = figure(f"{shape.name} bf16, padded against float32", gaps(padded_scores, exact_scores))
+        assert within(error[:2], [1.25 * gap for gap in usual_error[:2]]), "packing adds to the rounding of bf16"
     gradient, expected = (gradient_of(actor, rows[: shape.group_size]) for actor in (packed, padded))
     assert float(expected.norm()) > 0
     distance = float((gradient - expected).norm() / expected.norm())
