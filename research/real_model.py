@@ -53,8 +53,6 @@ class Study:
     steps: int
     seeds: Sequence[int]
     arms: Mapping[str, Arm]
-    settings: Mapping[str, Any]
-    """Settings of `cepo train` that all its runs have."""
     plan: Mapping[str, Any]
     """The plan as it is written, for the record."""
 
@@ -83,7 +81,6 @@ def read_study(name: str) -> Study:
         steps=plan["steps"],
         seeds=plan["seeds"],
         arms={arm: Arm(name=arm, **entry) for arm, entry in plan["arms"].items()},
-        settings=plan.get("settings", {}),
         plan=plan,
     )
 
@@ -111,8 +108,6 @@ class Run:
             f"trainer.save_freq={self.study.steps // 4}",
             "trainer.save_limit=1",
         ]
-        for key, value in self.study.settings.items():
-            settings.append(f"{key}={value}")
         if self.arm.plugin is not None:
             settings.append(f"trainer.plugins=[{ROOT / self.arm.plugin}]")
         for key, value in self.arm.settings.items():

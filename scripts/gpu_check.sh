@@ -80,7 +80,7 @@ for size in 2b small; do
     shape="$LARGE"
     [[ "$size" == 2b ]] || shape="$SMALL"
     part "stages $size" 200 "$CEPO_PYTHON" -m lab.stages --device "$DEVICE" --shape "$shape" --groups "$GROUPS_OF_ROWS" \
-        --repeats "$REPEATS" --response "$TIMED_RESPONSE" --no-flops --out "$OUT/stages_$size.json"
+        --repeats "$REPEATS" --response "$TIMED_RESPONSE" --no-flops --profile --out "$OUT/stages_$size.json"
 done
 
 say "" "gpu_check: ${#FAILED[@]} parts failed (${FAILED[*]:-none}) after $SECONDS s; everything is in $OUT"
