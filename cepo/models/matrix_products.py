@@ -27,7 +27,8 @@ _ROW_MULTIPLE = 16
 """The rows of an operand of oneDNN, one for each token, are padded to a multiple of this number.
 
 oneDNN compiles code for each shape of a product and keeps it, about 0.6 MB. A training run has passes of hundreds of
-lengths, whose code took up to 0.9 GB. Multiplying the added zeros takes no measurable time.
+lengths, whose code took up to 0.9 GB. Padding copies the operand, which can take a tenth of a product's time, so passes have
+such a number of tokens from the start (`row_multiple`), and so have the chunks of the head (`whole_rows`).
 """
 
 
@@ -83,6 +84,21 @@ def use_fast_products(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.numel() >= _FEWEST_WEIGHTS:
             module.forward = MethodType(_forward, module)
+
+
+def row_multiple(model: nn.Module) -> int:
+    """Returns the number of which a pass of `model` should have a multiple of tokens, so that no operand is copied."""
+    for module in model.modules():
+        if type(module) is nn.Linear and _is_for_onednn(module.weight, module.weight, module.weight.numel()):
+            return _ROW_MULTIPLE
+    return 1
+
+
+def whole_rows(rows: Float[Tensor, "n in"], weight: Float[Tensor, "out in"]) -> Float[Tensor, "m in"]:
+    """Returns `rows` as a product with `weight` reads them: with rows of zeros where oneDNN computes it."""
+    if not _is_for_onednn(rows, weight, weight.numel()):
+        return rows
+    return _with_padded_rows(rows)
 
 
 def _forward(layer: nn.Linear, input: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from cepo.models.head_entropy import log_probs_and_entropies
 from cepo.models.inputs import ImageFeatures, ImageInputs, sequence_positions
 from cepo.models.pretrained import frozen_vision_parts, share_segments
 from cepo.models.processing import Processing
-from cepo.models.segments import BLOCK_SIZE, SegmentLayout
+from cepo.models.segments import SegmentLayout
 from cepo.types import DivergenceConfig
 from cepo.workers.passes import Segment, TokenForest
 
@@ -63,18 +63,15 @@ def collate(
     *,
     processing: Processing,
     device: torch.device,
-    multiple_of: int | None = None,
+    multiple_of: int = 1,
 ) -> CollatedRows:
     """Collates rows into padded tensors on `device` or, with their forest, into one packed row.
 
     In a packed row, shared tokens and images occur only once. Tokens keep the position ids that they have in their own row.
 
     Args:
-        multiple_of: the packed row's length is padded to a multiple of this. The default is the attention's block size
-            on GPUs, so that kernels get whole blocks, and 1 on CPUs.
+        multiple_of: the packed row's length is padded to a multiple of this.
     """
-    if multiple_of is None:
-        multiple_of = 1 if device.type == "cpu" else BLOCK_SIZE
     places = _padded_places(rows) if forest is None else _packed_places(rows, forest, multiple_of)
     num_rows, length = places.shape
     input_ids = torch.full((num_rows * length,), processing.pad_token_id)

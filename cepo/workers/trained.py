@@ -17,7 +17,9 @@ from cepo.config.worker_schema import ActorConfig, CriticConfig, OptimConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.losses.aggregation import token_weights
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
+from cepo.models.matrix_products import row_multiple
 from cepo.models.processing import Processing
+from cepo.models.segments import BLOCK_SIZE
 from cepo.terminal.progress import shown
 from cepo.workers.distributed import on_first_rank, reshard, this_device, whole_tensor
 from cepo.workers.passes import Passes, RankPass
@@ -60,6 +62,8 @@ class Trained(ABC, Generic[Config, Model, Batch]):
             device=self.device,
             longest_row=longest_row,
         )
+        # Whole blocks of the attention's kernels on a GPU, and of oneDNN's products on a CPU.
+        self._multiple_of = row_multiple(module) if self.device.type == "cpu" else BLOCK_SIZE
         self.tokens_computed = 0
         self.tokens_asked = 0
         self.optimizer = build_optimizer(module, config.optim)
@@ -113,7 +117,13 @@ class Trained(ABC, Generic[Config, Model, Batch]):
 
     def collate(self, part: RankPass) -> CollatedRows:
         """Collates the rows of a pass, and counts its tokens."""
-        batch = collate(part.rows, part.forest, processing=self._processing, device=self.device)
+        batch = collate(
+            part.rows,
+            part.forest,
+            processing=self._processing,
+            device=self.device,
+            multiple_of=self._multiple_of,
+        )
         self.tokens_computed += batch.input_ids.numel()
         self.tokens_asked += sum(row.num_tokens for row in part.rows)
         return batch

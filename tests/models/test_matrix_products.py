@@ -134,6 +134,34 @@ def test_a_heads_log_probs_and_gradients_are_the_same(
         assert close(by_first, by_second)
 
 
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_padding_copies_hidden_states_and_never_logits(
+    by_onednn: None, monkeypatch: pytest.MonkeyPatch, is_trained: bool
+) -> None:
+    """Logits are 85 times as large in a real model, and copying them took a tenth of an update."""
+    copied: list[torch.Size] = []
+
+    def recorded(rows: torch.Tensor, amounts: tuple[int, ...]) -> torch.Tensor:
+        copied.append(rows.shape)
+        return functional.pad(rows, amounts)
+
+    monkeypatch.setattr(matrix_products, "pad", recorded)
+    head = nn.Linear(384, 320, bias=False).requires_grad_(is_trained)
+    hidden = torch.randn(9, 384, requires_grad=True)
+    target_log_probs(hidden, head, torch.randint(320, (9,)), temperature=1.0, chunk_tokens=5).sum().backward()
+    assert copied
+    assert {shape[1] for shape in copied} == {384}
+
+
+def test_passes_have_whole_blocks_only_for_large_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = nn.Sequential(nn.Linear(384, 320)), nn.Sequential(nn.Linear(384, 128))
+    monkeypatch.setattr(matrix_products, "prefers_onednn", lambda: True)
+    assert (matrix_products.row_multiple(large), matrix_products.row_multiple(small)) == (16, 1)
+    assert matrix_products.row_multiple(large.to(torch.bfloat16)) == 1, "PyTorch itself computes these by oneDNN"
+    monkeypatch.setattr(matrix_products, "prefers_onednn", lambda: False)
+    assert matrix_products.row_multiple(large.float()) == 1
+
+
 def test_small_or_other_products_stay_with_pytorch(by_onednn: None) -> None:
     """To the last bit, so that recorded runs of small models hold on every processor."""
     small, hidden = torch.randn(128, 384), torch.randn(9, 384)

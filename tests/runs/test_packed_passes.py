@@ -119,6 +119,26 @@ def test_packed_log_probs_are_the_padded_ones_in_any_cut(build_actor: BuildActor
     assert actor.work_metrics()["work/tokens_computed"].result == rows[0].num_tokens - 1, "those since the last call"
 
 
+@pytest.mark.heavy
+def test_passes_of_whole_blocks_have_the_same_result(
+    build_actor: BuildActor, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large layers on some processors, and GPUs, want a multiple of so many tokens."""
+    rows = mixed_rows(tiny_processing, num_contexts=2, size=2)
+    advantages = torch.linspace(-1, 1, len(rows)).tolist()
+    old = [torch.full((len(row.response_ids),), -5.5) for row in rows]
+    actors = [build_actor(max_grad_norm="1e9")]
+    monkeypatch.setattr("cepo.workers.trained.row_multiple", lambda module: 16)
+    actors.append(build_actor(max_grad_norm="1e9"))
+    scores = [actor.score(rows) for actor in actors]
+    computed = [actor.tokens_computed for actor in actors]
+    assert largest_gap(scores[1], scores[0]) < LOG_PROBS
+    assert computed[0] % 16 != 0
+    assert computed[1] % 16 == 0
+    gradients = [gradient_of(actor, batch_of(rows, advantages, old)) for actor in actors]
+    assert relative_gap(gradients[1], gradients[0]) < GRADIENTS
+
+
 def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processing) -> None:
     one, other = (encoded(tiny_processing, "Find x in this figure, please.", picture(1)) for _ in range(2))
     rows = [ScoringRow(context=context, response_ids=token_array([5, 6, 7])) for context in (one, other)]
