@@ -6,10 +6,15 @@ import ast
 import importlib
 import json
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HEADING = re.compile(r"^## .*: `(cepo[\w.]*)`$", re.MULTILINE)
@@ -62,6 +67,45 @@ def test_an_example_imports_public_names_alone(file: Path) -> None:
         if name not in ["", *LISTED.get(module, [])] or module not in LISTED
     ]
     assert not private, f"docs/api.md does not list {private}"
+
+
+def installed_with_training() -> set[str]:
+    """The distributions that `cepo[train]` names, and those that they name themselves without an extra."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = project["dependencies"] + project["optional-dependencies"]["train"]
+    found = {canonicalize_name(Requirement(text).name) for text in named}
+    for name in list(found):
+        for text in requires(name) or []:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                found.add(canonicalize_name(requirement.name))
+    return found
+
+
+def imported_packages(source: str) -> set[str]:
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            modules.add(node.module)
+    return {module.partition(".")[0] for module in modules}
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: str(file.relative_to(REPOSITORY / "examples")))
+def test_an_example_imports_what_training_installs(file: Path) -> None:
+    """An example once imported a package that was there by chance, and failed in a fresh environment."""
+    own = {file.stem for file in file.parent.glob("*.py")} | {"cepo"}
+    others = imported_packages(source_of(file)) - own - sys.stdlib_module_names
+    provided_by = packages_distributions()
+    installed = installed_with_training()
+    optional = {"trl"}  # the pages of these examples name the extra
+    missing = [
+        name
+        for name in others - optional
+        if not any(canonicalize_name(distribution) in installed for distribution in provided_by.get(name, [name]))
+    ]
+    assert not missing
 
 
 def test_the_examples_import_from_most_public_modules() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,20 @@ def test_every_worked_solution_earns_the_reward() -> None:
 )
 def test_the_answer_is_the_last_number_if_it_is_whole(response: str, answer: str | None) -> None:
     assert REWARD["last_number"](response) == answer
+
+
+def test_without_a_hub_the_weights_come_from_elsewhere(tmp_path: Path) -> None:
+    """Whichever HTTP client the installed hub library has: some versions have httpx, and some do not."""
+    program = (
+        "import runpy, sys; sys.modules['httpx'] = None; "
+        f"print(runpy.run_path({str(EXAMPLE / 'weights.py')!r})['download_from_hub']({str(tmp_path)!r}))"
+    )
+    without_hub = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run([sys.executable, "-c", program], env=without_hub, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    message, found = done.stdout.splitlines()
+    assert "taking the package" in message
+    assert found == "False"
 
 
 @pytest.mark.heavy
