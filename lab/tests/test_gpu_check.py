@@ -39,6 +39,7 @@ PARTS = [
     *(["engine adapter", "engine full"] if find_spec("vllm") else []),
     "stages 2b",
     "stages small",
+    "profile of the update",
 ]
 ENGINE_STEPS = (
     "random checkpoint",
@@ -100,6 +101,8 @@ def test_on_a_cpu_all_parts_of_the_check_pass(tmp_path: Path) -> None:
         assert set(found["stages"]) == {
             "generate", "score student", "teachers", "score all", "teachers (difference)", "update",
         }  # fmt: skip
+    profiled = json.loads((tmp_path / "out" / "profile.json").read_text(encoding="utf-8"))["profile"]
+    assert profiled["update"]
     if "engine full" in PARTS:
         steps = [line.partition(":")[0] for line in log.splitlines() if line.startswith(("ok  ", "FAIL"))]
         assert steps == [f"ok   {name}" for name in ENGINE_STEPS * 2]
