@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cepo.errors import ConfigError
 from cepo.models.kernel_check import can_have_kernels, kernel_agrees
-from cepo.models.matrix_products import linear, multiply, weight_gradient, whole_rows
+from cepo.models.matrix_products import in_whole_blocks, linear, multiply, weight_gradient
 
 _VOCABULARY_BLOCK = 2**22
 """The number of 16-bit head weights converted to float32 at once on devices whose products cannot return float32."""
@@ -129,7 +129,10 @@ def target_log_probs(
         return _by_recomputation(hidden, head, targets, temperature, chunk_tokens)
     ahead = torch.is_grad_enabled() and hidden.requires_grad and not weight.requires_grad
     product = logits_product(head)
-    return _LogProbs.apply(hidden, weight, targets, product, temperature, chunk_tokens, ahead)  # pyright: ignore[reportReturnType]
+    num_tokens = len(targets)
+    hidden, targets, chunk_tokens = in_whole_blocks(hidden, targets, chunk_tokens, weight)
+    log_probs: Any = _LogProbs.apply(hidden, weight, targets, product, temperature, chunk_tokens, ahead)
+    return log_probs[:num_tokens].clone()  # FSDP hooks no views
 
 
 def is_plain(head: nn.Module) -> bool:
@@ -159,14 +162,10 @@ class _LogProbs(torch.autograd.Function):
         log_probs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         directions = torch.empty_like(hidden) if ahead else None  # (N, H)
         for chunk in chunks(len(targets), chunk_tokens):
-            num_tokens = len(targets[chunk])
-            rows = whole_rows(hidden[chunk], weight)  # (m, H)
-            logits = product(rows, weight)  # (m, V)
-            row_targets = _with_zeros(targets[chunk], len(rows))
-            found = log_probs_in_place(logits, row_targets, temperature, with_direction=ahead)
-            log_probs[chunk] = found[:num_tokens]
+            logits = product(hidden[chunk], weight)  # (n, V)
+            log_probs[chunk] = log_probs_in_place(logits, targets[chunk], temperature, with_direction=ahead)
             if directions is not None:
-                directions[chunk] = multiply(logits.to(weight.dtype), weight)[:num_tokens]
+                directions[chunk] = multiply(logits.to(weight.dtype), weight)
         if directions is None:
             ctx.save_for_backward(hidden, weight, targets)
         else:
@@ -190,22 +189,12 @@ class _LogProbs(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for chunk in chunks(len(targets), ctx.chunk_tokens):
-            num_tokens = len(targets[chunk])
-            rows = whole_rows(hidden[chunk], weight)  # (m, H)
-            logits = ctx.product(rows, weight)  # (m, V)
-            log_probs_in_place(logits, _with_zeros(targets[chunk], len(rows)), ctx.temperature, with_direction=True)
-            to_logits = logits.mul_(_with_zeros(factors[chunk], len(rows))).to(weight.dtype)
-            to_hidden[chunk] = multiply(to_logits, weight)[:num_tokens]
-            to_weight += weight_gradient(to_logits, rows)
+            logits = ctx.product(hidden[chunk], weight)  # (n, V)
+            log_probs_in_place(logits, targets[chunk], ctx.temperature, with_direction=True)
+            to_logits = logits.mul_(factors[chunk]).to(weight.dtype)
+            to_hidden[chunk] = multiply(to_logits, weight)
+            to_weight += weight_gradient(to_logits, hidden[chunk])
         return to_hidden, to_weight.to(weight.dtype), *no_gradients
-
-
-def _with_zeros(values: Tensor, length: int) -> Tensor:
-    """Appends zeros to the first dimension up to `length`."""
-    missing = length - len(values)
-    if missing == 0:
-        return values
-    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
 
 
 def log_probs_in_place(

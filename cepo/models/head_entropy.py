@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cepo.models.head import chunks, is_plain, logits_product, vocabulary_log_probs
 from cepo.models.kernel_check import can_have_kernels, kernel_agrees
-from cepo.models.matrix_products import multiply, weight_gradient
+from cepo.models.matrix_products import in_whole_blocks, multiply, weight_gradient
 
 
 def log_probs_and_entropies(
@@ -40,7 +40,12 @@ def log_probs_and_entropies(
     size = max(1, chunk_tokens // 2)
     if not is_plain(head):
         return _by_recomputation(hidden, head, targets, temperature, size)
-    return _LogProbsAndEntropies.apply(hidden, head.weight, targets, logits_product(head), temperature, size)  # pyright: ignore[reportReturnType]
+    weight: Any = head.weight
+    num_tokens = len(targets)
+    hidden, targets, size = in_whole_blocks(hidden, targets, size, weight)
+    found: Any = _LogProbsAndEntropies.apply(hidden, weight, targets, logits_product(head), temperature, size)
+    log_probs, entropies = found
+    return log_probs[:num_tokens].clone(), entropies[:num_tokens].clone()  # FSDP hooks no views
 
 
 class Statistics(NamedTuple):

@@ -13,7 +13,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
@@ -28,7 +28,7 @@ _ROW_MULTIPLE = 16
 
 oneDNN compiles code for each shape of a product and keeps it, about 0.6 MB. A training run has passes of hundreds of
 lengths, whose code took up to 0.9 GB. Padding copies the operand, which can take a tenth of a product's time, so passes have
-such a number of tokens from the start (`row_multiple`), and so have the chunks of the head (`whole_rows`).
+such a number of tokens from the start (`row_multiple`), and so have the chunks of the head (`in_whole_blocks`).
 """
 
 
@@ -94,11 +94,18 @@ def row_multiple(model: nn.Module) -> int:
     return 1
 
 
-def whole_rows(rows: Float[Tensor, "n in"], weight: Float[Tensor, "out in"]) -> Float[Tensor, "m in"]:
-    """Returns `rows` as a product with `weight` reads them: with rows of zeros where oneDNN computes it."""
-    if not _is_for_onednn(rows, weight, weight.numel()):
-        return rows
-    return _with_padded_rows(rows)
+def in_whole_blocks(
+    hidden: Float[Tensor, "n in"], targets: Int64[Tensor, " n"], chunk_tokens: int, weight: Float[Tensor, "out in"]
+) -> tuple[Float[Tensor, "m in"], Int64[Tensor, " m"], int]:
+    """Returns tokens with zeros behind them, and the size of their chunks, so that a head's products copy no logits.
+
+    Where oneDNN does not compute `hidden @ weight.T`, everything is returned as it is.
+    """
+    if not _is_for_onednn(hidden, weight, weight.numel()):
+        return hidden, targets, chunk_tokens
+    num_missing = -len(hidden) % _ROW_MULTIPLE
+    whole_chunk = max(1, chunk_tokens // _ROW_MULTIPLE) * _ROW_MULTIPLE
+    return _with_padded_rows(hidden), pad(targets, (0, num_missing)), whole_chunk
 
 
 def _forward(layer: nn.Linear, input: Tensor) -> Tensor:

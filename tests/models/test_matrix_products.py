@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cepo import hardware
 from cepo.models import matrix_products
 from cepo.models.head import target_log_probs
+from cepo.models.head_entropy import log_probs_and_entropies
 
 LARGE = (320, 384)  # out, in: more than 100,000 weights
 ROUNDING = 1e-5
@@ -113,17 +115,17 @@ def test_passes_of_many_lengths_share_few_compiled_products(by_onednn: None) -> 
 def test_a_heads_log_probs_and_gradients_are_the_same(
     by_onednn: None, monkeypatch: pytest.MonkeyPatch, is_trained: bool
 ) -> None:
-    """In two chunks of tokens; a frozen head prepares the gradient ahead, a trained one recomputes its logits."""
+    """In several chunks of tokens; a frozen head prepares the gradient ahead, a trained one recomputes its logits."""
     torch.manual_seed(2)
     head = nn.Linear(384, 320, bias=False).requires_grad_(is_trained)
-    targets = torch.randint(320, (9,))
-    factors = torch.randn(9)
+    targets = torch.randint(320, (41,))
+    factors = torch.randn(41)
     results: list[torch.Tensor | None] = []
-    start = torch.randn(9, 384)
+    start = torch.randn(41, 384)
     for prefers in (True, False):
         monkeypatch.setattr(matrix_products, "prefers_onednn", lambda prefers=prefers: prefers)
         hidden = start.clone().requires_grad_()
-        log_probs = target_log_probs(hidden, head, targets, temperature=0.7, chunk_tokens=5)
+        log_probs = target_log_probs(hidden, head, targets, temperature=0.7, chunk_tokens=20)
         (log_probs * factors).sum().backward()
         results += [log_probs.detach(), hidden.grad]
         if is_trained:
@@ -134,21 +136,24 @@ def test_a_heads_log_probs_and_gradients_are_the_same(
         assert close(by_first, by_second)
 
 
+@pytest.mark.parametrize("of_head", [target_log_probs, log_probs_and_entropies])
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_padding_copies_hidden_states_and_never_logits(
-    by_onednn: None, monkeypatch: pytest.MonkeyPatch, is_trained: bool
+    by_onednn: None, monkeypatch: pytest.MonkeyPatch, is_trained: bool, of_head: Callable[..., Any]
 ) -> None:
     """Logits are 85 times as large in a real model, and copying them took a tenth of an update."""
     copied: list[torch.Size] = []
 
     def recorded(rows: torch.Tensor, amounts: tuple[int, ...]) -> torch.Tensor:
-        copied.append(rows.shape)
+        if rows.is_floating_point():  # not the targets
+            copied.append(rows.shape)
         return functional.pad(rows, amounts)
 
     monkeypatch.setattr(matrix_products, "pad", recorded)
     head = nn.Linear(384, 320, bias=False).requires_grad_(is_trained)
-    hidden = torch.randn(9, 384, requires_grad=True)
-    target_log_probs(hidden, head, torch.randint(320, (9,)), temperature=1.0, chunk_tokens=5).sum().backward()
+    hidden = torch.randn(41, 384, requires_grad=True)
+    found = of_head(hidden, head, torch.randint(320, (41,)), temperature=1.0, chunk_tokens=35)
+    sum(part.sum() for part in (found if isinstance(found, tuple) else (found,))).backward()
     assert copied
     assert {shape[1] for shape in copied} == {384}
 
