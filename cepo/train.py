@@ -319,6 +319,7 @@ def build_backend(
 
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
+    from cepo.report.tracked_credit import tracked_credit
     from cepo.tracking.sink import RunDescription
     from cepo.tracking.tracker import build_tracker
 
@@ -333,6 +334,7 @@ def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step
             experiment=settings.experiment_name,
             resumed_step=resumed_step,
             max_rollouts_mb=settings.rollouts_max_mb,
+            credit_of=tracked_credit,
         ),
     )
     stack.callback(tracker.close)

@@ -81,7 +81,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", nargs="*", default=["microgeo/base"], help="configurations to train two steps of")
     parser.add_argument("--problems", nargs="*", default=[], help="NAME=FILE of data sets with problem, answer, images")
-    parser.add_argument("--pairs", nargs="*", type=Path, default=[], help="files of lines with response and ground_truth")
+    parser.add_argument(
+        "--pairs", nargs="*", type=Path, default=[], help="files of lines with response and ground_truth"
+    )
     parser.add_argument("--rows", type=int, default=0, help="number of rows of G7's starts; 0: quickstart alone")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--most", type=int, default=20, help="number of differences to print")
@@ -275,7 +277,15 @@ def seconds(folder: Path, inputs: Frozen) -> Frozen:
     """G7: seconds of the quickstart and of two starts, printed and recorded, with the quickstart's accuracies compared."""
     with tempfile.TemporaryDirectory() as place:
         start = time.monotonic()
-        _run([sys.executable, "-m", "cepo.train", "config=microgeo/quickstart", f"trainer.save_checkpoint_path={place}/run"])
+        _run(
+            [
+                sys.executable,
+                "-m",
+                "cepo.train",
+                "config=microgeo/quickstart",
+                f"trainer.save_checkpoint_path={place}/run",
+            ]
+        )
         values: Frozen = {"seconds of the quickstart": time.monotonic() - start}
         for line in (Path(place) / "run" / "metrics.jsonl").read_text().splitlines():
             row = json.loads(line)
@@ -307,7 +317,9 @@ def _run(command: list[str], *, check: bool = True) -> subprocess.CompletedProce
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if check and result.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {result.returncode}:\n{result.stdout[-2000:]}{result.stderr[-4000:]}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with {result.returncode}:\n{result.stdout[-2000:]}{result.stderr[-4000:]}"
+        )
     return result
 
 

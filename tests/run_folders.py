@@ -16,6 +16,7 @@ from PIL import Image
 
 from cepo.config import dump_config, load_config
 from cepo.config.own_records import remember_own_record
+from cepo.report.tracked_credit import tracked_credit
 from cepo.run_folder.pictures import png_bytes
 from cepo.run_folder.trace import GroupRecord, RolloutRecord
 from cepo.tracking.sink import RunDescription
@@ -25,7 +26,12 @@ PICTURE = png_bytes(Image.new("RGB", (64, 64), (10, 200, 30)))
 
 
 def run_in(folder: Path, **changes: Any) -> RunDescription:
-    settings: dict[str, Any] = {"folder": folder, "config_text": "algorithm:\n  adv_estimator: cepo\n", "max_steps": 10}
+    settings: dict[str, Any] = {
+        "folder": folder,
+        "config_text": "algorithm:\n  adv_estimator: cepo\n",
+        "max_steps": 10,
+        "credit_of": tracked_credit,
+    }
     return RunDescription(**(settings | changes))
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from cepo.credit.measurement import TRACES_FILE
 from cepo.credit.tables import credit_tables, notes_on_work
 from cepo.credit.truth import read_whole
-from cepo.data.data_uri import data_uri
 from cepo.files.foreign import LARGEST_IMAGE, read_bytes, read_objects
 from cepo.files.trees import Fields, Tree
+from cepo.report.coloured_tokens import ColouredRow, ColouredToken, coloured, unmeasured, visible
+from cepo.report.data_uri import data_uri
 from cepo.report.drawing import Chart, Series
 from cepo.report.html_page import CreditedResponse, Dot, DotPlot, Section, table_of_scores, write_page
-from cepo.run_folder.tokens import ColouredRow, ColouredToken, coloured, unmeasured, visible
 
 PAGE_FILE = "credit.html"
 _UNIFORM = "uniform"

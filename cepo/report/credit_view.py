@@ -20,12 +20,12 @@ import numpy
 from cepo.algorithms import Estimator, credit
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.algorithms.token_batches import at_last_token, response_mask_of, with_rows
-from cepo.data.data_uri import data_uri
 from cepo.files.trees import Fields, Tree
 from cepo.report.clip_rates import ClipRates, clip_rates
+from cepo.report.data_uri import data_uri
 from cepo.report.recorded_run import RunData
 from cepo.report.recorded_teachers import comparable_methods
-from cepo.run_folder.contrast import Contrast, clearest_pair, contrast_of
+from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
 from cepo.run_folder.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.run_folder.writing import finite_or_none
 from cepo.types import TokenBatch

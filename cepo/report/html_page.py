@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cepo.files.trees import Fields
+from cepo.report.coloured_tokens import ColouredRow
 from cepo.report.credit_view import CreditView
 from cepo.report.drawing import Chart
 from cepo.report.score_tables import NOTHING, Cell, ScoreTable
-from cepo.run_folder.tokens import ColouredRow
 from cepo.run_folder.writing import write_atomically
 from cepo.terminal.lines import without_controls
 

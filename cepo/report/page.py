@@ -16,11 +16,11 @@ from cepo.report.charts import HELD_OUT, chart_sections, run_charts
 from cepo.report.credit_view import credit_view
 from cepo.report.drawing import save_figure
 from cepo.report.html_page import Section, Table, write_page
+from cepo.report.html_snippet import fragment
 from cepo.report.recorded_run import RunData, as_yaml, load_run
 from cepo.report.samples import Sample, samples_table
 from cepo.report.summary import page_results, result_lines, subtitle, summary_rows
 from cepo.run_folder.environment import read_environment
-from cepo.run_folder.fragment import fragment
 from cepo.run_folder.records import read_generations
 from cepo.terminal.lines import without_controls
 

@@ -18,8 +18,8 @@ from cepo.files.trees import Tree
 from cepo.run_folder.layout import TRACKERS_FILE
 from cepo.run_folder.trace import GroupRecord
 from cepo.run_folder.writing import write_atomically
-from cepo.tracking.samples import TrackedCredit, TrackedSample, tracked_credit, tracked_samples
-from cepo.tracking.sink import RunDescription, Sink
+from cepo.tracking.samples import TrackedSample, tracked_samples
+from cepo.tracking.sink import RunDescription, Sink, TrackedCredit
 
 SAMPLES = "val/generations"
 CREDIT = "credit/responses"
@@ -33,6 +33,7 @@ class ExternalSink(Sink):
     def __init__(self, run: RunDescription) -> None:
         algorithm = config_tree(run).get("algorithm") or {}
         self._method = str(algorithm.get("adv_estimator", "the run's method"))
+        self._credit_of = run.credit_of
         self._step_of_credit: int | None = None
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
@@ -40,10 +41,12 @@ class ExternalSink(Sink):
             self.log_samples(step, tracked_samples(rows))
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        credit = tracked_credit(records, self._method)
+        if self._credit_of is None:
+            return
+        credit = self._credit_of(records, self._method)
         if credit is None:
             return
-        step = credit.group.step
+        step = credit.step
         if self._step_of_credit is None or step - self._step_of_credit >= _STEPS_BETWEEN_CREDIT:
             self._step_of_credit = step
             self.log_credit(step, credit)

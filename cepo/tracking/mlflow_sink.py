@@ -12,8 +12,8 @@ from typing import Any
 from cepo.files.trees import leaves
 from cepo.run_folder.layout import MLFLOW_FOLDER
 from cepo.tracking.external import ExternalSink, config_tree, earlier_run, finite_or_nan, remember_run
-from cepo.tracking.samples import IMAGE, TrackedCredit, TrackedSample
-from cepo.tracking.sink import RunDescription
+from cepo.tracking.samples import IMAGE, TrackedSample
+from cepo.tracking.sink import RunDescription, TrackedCredit
 
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 _LONGEST_PARAMETER = 500

@@ -9,8 +9,8 @@ import numpy
 
 from cepo.run_folder.layout import TENSORBOARD_FOLDER
 from cepo.tracking.external import CREDIT, ExternalSink
-from cepo.tracking.samples import TrackedCredit, TrackedSample
-from cepo.tracking.sink import RunDescription
+from cepo.tracking.samples import TrackedSample
+from cepo.tracking.sink import RunDescription, TrackedCredit
 
 
 class TensorboardSink(ExternalSink):

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cepo.tracking.external import CREDIT, SAMPLES, LibrarySink, earlier_run
-from cepo.tracking.samples import IMAGE, TrackedCredit, TrackedSample
-from cepo.tracking.sink import RunDescription
+from cepo.tracking.samples import IMAGE, TrackedSample
+from cepo.tracking.sink import RunDescription, TrackedCredit
 
 STEP_NAME = "trainer/step"
 """The axis of all W&B charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""

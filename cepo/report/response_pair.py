@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from cepo.run_folder.tokens import ColouredRow, ColouredToken, coloured, visible
+from cepo.report.coloured_tokens import ColouredRow, ColouredToken, coloured, visible
 from cepo.run_folder.trace import GroupRecord, RolloutRecord
 
 _ZERO = 1e-6

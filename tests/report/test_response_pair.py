@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from run_folders import group, rollout
 
-from cepo.run_folder.contrast import clarity, clearest_pair, contrast_of
-from cepo.run_folder.fragment import fragment
+from cepo.report.html_snippet import fragment
+from cepo.report.response_pair import clarity, clearest_pair, contrast_of
 from cepo.run_folder.trace import RolloutRecord
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from cepo.run_folder.contrast import Contrast, ContrastSide
-from cepo.run_folder.tokens import ColouredRow, ColouredToken
+from cepo.report.coloured_tokens import ColouredRow, ColouredToken
+from cepo.report.response_pair import Contrast, ContrastSide
 from cepo.terminal.lines import without_controls
 
 _COLOURS = {"more": "64, 145, 220", "less": "235, 130, 50", "unmeasured": "128, 128, 128"}

@@ -1,0 +1,62 @@
+"""Shows trackers the credit of the clearest pair of responses of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cepo.report.data_uri import data_uri
+from cepo.report.html_snippet import fragment
+from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
+from cepo.run_folder.trace import GroupRecord
+
+_MARKUP = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]()<>#+-.!|~&"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedCredit:
+    """The credit of a right and a wrong response to one problem, where both were recorded."""
+
+    contrast: Contrast
+    group: GroupRecord
+
+    @property
+    def step(self) -> int:
+        return self.group.step
+
+    def html(self) -> str:
+        """Returns both responses with coloured tokens, and the image of the problem, as HTML without scripts."""
+        image = data_uri(self.group.images[0]) if self.group.images else None
+        return fragment(self.contrast, image=image)
+
+    def markdown(self) -> str:
+        """Returns both responses as tables of tokens with their numbers, for trackers that show no colours."""
+        parts = [
+            _escaped(self.contrast.sentence),
+            f"{_escaped(self.contrast.problem)} Answer: {_escaped(self.contrast.ground_truth)}",
+        ]
+        for side in self.contrast.sides:
+            rollout = self.group.rollouts[side.place]
+            parts.append(f"**{side.verdict} response, reward {side.reward:.3g}**")
+            lines = ["| token | advantage | delta | weight |", "| --- | --- | --- | --- |"]
+            for place, token in enumerate(side.rows[0].tokens):
+                numbers: list[str] = []
+                for values in (rollout.token_advantages, rollout.delta, rollout.weight):
+                    numbers.append("" if values is None else f"{values[place]:.4g}")
+                lines.append(f"| {_escaped(token.text)} | {' | '.join(numbers)} |")
+            parts.append("\n".join(lines))
+        return "\n\n".join(parts)
+
+
+def tracked_credit(groups: Sequence[GroupRecord], method: str) -> TrackedCredit | None:
+    """Returns the clearest pair of a step's recorded groups under the run's `method`; None without groups."""
+    if not groups:
+        return None
+    group = max(groups, key=lambda candidate: clearest_pair(candidate.rollouts)[0])
+    _, places = clearest_pair(group.rollouts)
+    return TrackedCredit(contrast=contrast_of(group, places, method=method), group=group)
+
+
+def _escaped(text: str) -> str:
+    """Returns a text that Markdown shows as it is, in one line."""
+    return text.replace("\n", " ").translate(_MARKUP)
