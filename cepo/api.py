@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cepo.config import RunConfig, check_config
 from cepo.config import load_config as _load_config
-from cepo.files.foreign import read_objects
+from cepo.files.safe_files import read_objects
 from cepo.files.trees import Fields
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def evaluate(
     Raises:
         ConfigError, CheckpointError, DataError, EngineError, RewardError: as `cepo evaluate` reports them.
     """
-    from cepo.evaluation.measuring import evaluate as evaluated
-    from cepo.evaluation.measuring import make_plan
+    from cepo.evaluation.evaluate import evaluate as evaluated
+    from cepo.evaluation.evaluate import make_plan
     from cepo.evaluation.protocols import with_protocol
     from cepo.workers.named_checkpoint import config_of_checkpoint, name_of_results
 

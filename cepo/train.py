@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig, dump_for_record, load_config
 from cepo.config.record import decisive_settings, run_identity
-from cepo.doctor import preflight
-from cepo.doctor.launched import require_one_process
 from cepo.errors import CepoError, ConfigError, WorkerLostError, place_in, unusable_place
-from cepo.files.own_folders import remove_left_behind
+from cepo.files.temp_folders import remove_left_behind
 from cepo.hardware import reserve_memory_in_growing_segments
-from cepo.runtime.reach import prepare_own_cluster
+from cepo.runtime import preflight
+from cepo.runtime.network import prepare_own_cluster
+from cepo.runtime.torchrun import require_one_process
 from cepo.terminal import interrupts
 from cepo.terminal.lines import duration
 from cepo.terminal.progress import live_view, log_to_stderr, phase
@@ -30,19 +30,19 @@ from cepo.terminal.progress import live_view, log_to_stderr, phase
 if TYPE_CHECKING:
     from cepo.algorithms import Estimator
     from cepo.config.schema import DataConfig, TrainerConfig
-    from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import ProblemSet
+    from cepo.data.prompts import ContextBuilder
     from cepo.data.training_set import TrainingProblems
-    from cepo.models.inputs import ImageSource
+    from cepo.models.interface import ImageSource
     from cepo.models.processing import Processing
     from cepo.report.page import Run
     from cepo.rewards.pool import RewardPool
-    from cepo.tracking.tracker import Tracker
+    from cepo.run_folder.sinks.tracker import Tracker
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend, Callback
     from cepo.trainer.run_policy import RunPolicy
     from cepo.trainer.validation import Validator
-    from cepo.workers.worker import WorkerFacts
+    from cepo.workers.worker import WorkerSpec
 
 # Not __name__: under `python3 -m cepo.train` it is __main__, and the plan and the resumed state would not be logged.
 logger = logging.getLogger("cepo.train")
@@ -181,7 +181,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     policy = policy or stack.enter_context(run_policy(config))
     rewards = stack.enter_context(RewardPool(worker.reward))
     with interrupts.loading(), phase("loading libraries and the tokenizer"):
-        from cepo.data.contexts import ContextBuilder
+        from cepo.data.prompts import ContextBuilder
         from cepo.data.training_set import most_visuals
         from cepo.models.processing import load_processing
         from cepo.trainer.loop import Trainer
@@ -228,10 +228,10 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
 
 def _worker_facts(
     config: RunConfig, estimator: Estimator, total_steps: int, most_visuals: tuple[int, int]
-) -> WorkerFacts:
-    from cepo.workers.worker import WorkerFacts
+) -> WorkerSpec:
+    from cepo.workers.worker import WorkerSpec
 
-    return WorkerFacts(
+    return WorkerSpec(
         data=config.data,
         algorithm=config.algorithm,
         worker=config.worker,
@@ -269,7 +269,7 @@ def _problem_sets(
     data: DataConfig, processing: Processing, *, with_solutions: bool
 ) -> tuple[TrainingProblems, ProblemSet | None]:
     from cepo.data.dataset import ProblemSet
-    from cepo.data.rules import ProblemRules
+    from cepo.data.row_settings import ProblemRules
     from cepo.data.training_set import read_training_sets
     from cepo.rewards.samples import require_free_names
 
@@ -292,7 +292,7 @@ def _total_steps(problems: TrainingProblems, data: DataConfig, settings: Trainer
 
 
 def build_backend(
-    config: RunConfig, processing: Processing, facts: WorkerFacts, image_probe: ImageSource | None
+    config: RunConfig, processing: Processing, facts: WorkerSpec, image_probe: ImageSource | None
 ) -> Backend:
     """Builds the backend, on this process's device or on those of a Ray cluster; estimates its memory for GPUs alone."""
     import torch
@@ -320,8 +320,8 @@ def build_backend(
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
     from cepo.report.tracked_credit import tracked_credit
-    from cepo.tracking.sink import RunDescription
-    from cepo.tracking.tracker import build_tracker
+    from cepo.run_folder.sinks.base import RunDescription
+    from cepo.run_folder.sinks.tracker import build_tracker
 
     settings = config.trainer
     tracker = build_tracker(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cepo.metrics import Metric, Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
-from cepo.sections.declaring import Count, Positive, section
+from cepo.sections.fields import Count, Positive, section
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int32, Int64

@@ -33,7 +33,7 @@ PROMPTS = 8
 SAMPLES = 16
 RANKS = 64
 LARGE_RUN = 1_000 * 16 * 8_192
-STAGES = ("ask", "plan", "score", "estimate", "check", "update", "record")
+STAGES = ("sample", "plan", "score", "estimate", "check", "update", "record")
 REWARD = '''
 def compute_score(inputs):
     """Right if the response ends with the truth."""
@@ -139,8 +139,8 @@ def run_step(trainer: Any, step: int) -> dict[str, float]:
         yield
         seconds[stage] = time.process_time() - begin - ranks.excluded_seconds
 
-    with timed("ask"):
-        rollouts = trainer.ask(step)
+    with timed("sample"):
+        rollouts = trainer.sample(step)
     with timed("plan"):
         plan = trainer.plan(rollouts)
     num_teachers = sum(bool(view.rows) for view in plan.views)
@@ -165,7 +165,7 @@ def held_by_rollouts(trainer: Any) -> int:
     trainer.backend.begin_step()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    rollouts = trainer.ask(1)
+    rollouts = trainer.sample(1)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert rollouts.generations

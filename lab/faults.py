@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.config import check_config, load_config
-from cepo.runtime.reach import prepare_own_cluster
+from cepo.runtime.network import prepare_own_cluster
 from cepo.train import train
 from cepo.trainer.loop import Trainer
 from lab.support.kills import Command, kill_and_restart

@@ -28,14 +28,14 @@ from pathlib import Path
 from math_verify import parse, verify
 from rich.console import Console
 
+from cepo.answers.equality import decimal_value
 from cepo.errors import DataError
-from cepo.evaluation.named_sources import TITLES
+from cepo.evaluation.benchmark_names import TITLES
 from cepo.evaluation.published import average
 from cepo.evaluation.results import RESULTS_FILE, read_rows
 from cepo.evaluation.statistics import clustered_mean
-from cepo.files.foreign import read_json
+from cepo.files.safe_files import read_json
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, write_table
-from cepo.rewards.answers import decimal_value
 
 _log = logging.getLogger(__name__)
 _LETTERS = "ABCDEFGH"

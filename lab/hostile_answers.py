@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.config.worker_schema import RewardConfig
-from cepo.rewards.functions import RewardOutcome
+from cepo.rewards.contract import RewardOutcome
 from cepo.rewards.pool import RewardPool
 from lab.support.hostile import GOLDS, hostile_answer
 from lab.support.machine import load_average, machine_record

@@ -3,7 +3,7 @@
     python -m lab.products
 
 The products are those of a language model of 135 million weights (SmolLM2's sizes), with as many rows as a decoding step
-or a pass of scoring has. `cepo.models.matrix_products` chooses the library by the processor; this shows what the choice
+or a pass of scoring has. `cepo.models.cpu.matrix_products` chooses the library by the processor; this shows what the choice
 rests on. One thread, and processor time, which other work on the machine does not increase.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cepo.hardware import processor_name
-from cepo.models.matrix_products import by_onednn, prefers_onednn
+from cepo.models.cpu.matrix_products import by_onednn, prefers_onednn
 from lab.support.profiling import GIGA
 from lab.support.tables import table
 

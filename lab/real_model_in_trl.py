@@ -28,10 +28,10 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
 from cepo.config import RunConfig, check_config, load_config
-from cepo.data.contexts import Problem
+from cepo.data.prompts import Problem
 from cepo.integrations.trl import CepoTrainer
 from cepo.metrics import results
-from cepo.rewards.functions import load_reward
+from cepo.rewards.contract import load_reward
 from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer
@@ -93,7 +93,7 @@ class OwnTrainer:
         """Returns the advantages (B, T) of responses to these questions, in groups; `step` is 0-based."""
         trainer = self.trainer
         sampler = Canned(responses, trainer.processing.eos_token_ids)
-        rollouts = trainer.sample([self._problems[question] for question in questions], sampler, step=step)
+        rollouts = trainer.sample_problems([self._problems[question] for question in questions], sampler, step=step)
         return trainer.estimate(trainer.score(trainer.plan(rollouts))).advantages
 
     def held_out(self) -> dict[str, float]:

@@ -143,7 +143,7 @@ def steps(data: Path, seconds: float) -> None:
     from cepo.algorithms.settings import TeacherConfig
     from cepo.config.schema import DataConfig
     from cepo.data import read_ahead
-    from cepo.data.contexts import ContextBuilder
+    from cepo.data.prompts import ContextBuilder
     from cepo.data.training_set import read_training_sets
     from cepo.models.processing import Processing
 

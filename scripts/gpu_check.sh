@@ -18,7 +18,7 @@ LIMIT="${CEPO_GPU_CHECK_SECONDS:-840}"
 [[ "$DEVICE" == cuda || "$DEVICE" == cpu ]] || die "CEPO_GPU_CHECK_DEVICE is '$DEVICE'; accepted: cuda and cpu."
 [[ "$LIMIT" =~ ^[1-9][0-9]*$ ]] || die "CEPO_GPU_CHECK_SECONDS is '$LIMIT'; accepted: a number of seconds."
 SERVES='import peft, pytest, torch, transformers
-from cepo.doctor.printing import installed_versions, version_findings
+from cepo.commands.doctor import installed_versions, version_findings
 raise SystemExit(any(found.mark == "fail" for found in version_findings(installed_versions())))'
 if [[ -z "${CEPO_PYTHON:-}" ]] && python3 -c "$SERVES" >/dev/null 2>&1; then
     CEPO_PYTHON=python3

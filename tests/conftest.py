@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, settings
 from isolation import restored_process
 from jaxtyping import Bool, Float, Int64, install_import_hook, jaxtyped
 
-from cepo.algorithms import credit
-from cepo.runtime.reach import prepare_own_cluster
+from cepo.algorithms import statistics
+from cepo.runtime.network import prepare_own_cluster
 
 if TYPE_CHECKING:
     from cepo.models.processing import Processing
@@ -44,10 +44,10 @@ if not torch.cuda.is_available():
     torch.set_num_threads(1)
 
 # It names torch in annotations alone, which the checker has to resolve.
-vars(credit).update(Bool=Bool, Float=Float, Int64=Int64, Tensor=torch.Tensor)
-for _name, _function in inspect.getmembers(credit, inspect.isfunction):
-    if _function.__module__ == credit.__name__:
-        setattr(credit, _name, jaxtyped(_function, typechecker=beartype))
+vars(statistics).update(Bool=Bool, Float=Float, Int64=Int64, Tensor=torch.Tensor)
+for _name, _function in inspect.getmembers(statistics, inspect.isfunction):
+    if _function.__module__ == statistics.__name__:
+        setattr(statistics, _name, jaxtyped(_function, typechecker=beartype))
 
 settings.register_profile(
     "reproducible",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator, build_estimator
-from cepo.algorithms.readings import readings_of
+from cepo.algorithms.teacher_contexts import teacher_contexts_of
 from cepo.rollout.generator import Generation
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch
@@ -60,7 +60,7 @@ def rollouts_of(tokens: Sequence[Sequence[int]], rewards: Sequence[float] | None
 
 def settled_references(estimator: Estimator, these: RolloutGroup) -> dict[str, list[Reference | None]]:
     """What the teachers of each view read, if every chosen reference can be shown."""
-    readings = readings_of(
+    readings = teacher_contexts_of(
         estimator,
         [these],
         torch.ones(len(these.rollouts), dtype=torch.bool),
@@ -117,7 +117,7 @@ def weighted_advantages(advantages: Tensor, delta: Tensor, *, mixing: float, cli
     rows, width = delta.shape
     views = {"correct": delta, "wrong": torch.zeros_like(delta)}
     batch = token_batch([0.0] * rows, [0] * rows, lengths=[width] * rows, old=delta, views=views, dtype=delta.dtype)
-    with mock.patch("cepo.algorithms.credit.group_advantages", return_value=advantages):
+    with mock.patch("cepo.algorithms.statistics.group_advantages", return_value=advantages):
         return build_estimator("cepo", settings).signal(batch, step=0).advantages
 
 

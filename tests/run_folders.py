@@ -15,12 +15,12 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from cepo.config import dump_config, load_config
-from cepo.config.own_records import remember_own_record
 from cepo.report.tracked_credit import tracked_credit
+from cepo.run_folder.own_records import remember_own_record
 from cepo.run_folder.pictures import png_bytes
+from cepo.run_folder.sinks.base import RunDescription
+from cepo.run_folder.sinks.tracker import build_tracker
 from cepo.run_folder.trace import GroupRecord, RolloutRecord
-from cepo.tracking.sink import RunDescription
-from cepo.tracking.tracker import build_tracker
 
 PICTURE = png_bytes(Image.new("RGB", (64, 64), (10, 200, 30)))
 

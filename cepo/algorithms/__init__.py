@@ -2,10 +2,10 @@
 
 import importlib
 import pkgutil
+import warnings
 
-from cepo.algorithms import credit
+from cepo.algorithms import statistics
 from cepo.algorithms.base import Estimator, GroupRelativeEstimator
-from cepo.algorithms.credit import group_advantages
 from cepo.algorithms.evidence import EvidenceEstimator, WeightedEstimator
 from cepo.algorithms.registry import (
     available_estimators,
@@ -24,6 +24,7 @@ from cepo.algorithms.settings import (
     TeacherConfig,
     WeightConfig,
 )
+from cepo.algorithms.statistics import group_advantages
 
 __all__ = [
     "AdvantageConfig",
@@ -39,13 +40,22 @@ __all__ = [
     "available_estimators",
     "build_config",
     "build_estimator",
-    "credit",
     "estimator_class",
     "group_advantages",
     "load_plugin",
     "register_estimator",
     "section_of",
+    "statistics",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Gives methods of users the name `credit`, which `statistics` had up to version 0.4."""
+    if name == "credit":
+        warnings.warn("cepo.algorithms.credit is cepo.algorithms.statistics", DeprecationWarning, stacklevel=2)
+        return statistics
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):  # each method registers itself
     importlib.import_module(_module.name)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from cepo.algorithms import credit, settings
+from cepo.algorithms import settings, statistics
 from cepo.algorithms.settings import NegativeConfig, TeacherConfig
 from cepo.errors import ConfigError
 from cepo.metrics import Metric
@@ -76,7 +76,7 @@ class Estimator(ABC):
         `has_reference` says by view which rows have a reference: while that is unknown, all of them, and in a step
         without teachers none.
         """
-        return credit.all_rows(rewards)
+        return statistics.all_rows(rewards)
 
     def settled(self, shown: Mapping[str, Bool[Tensor, " B"]]) -> Mapping[str, Bool[Tensor, " B"]]:
         """Returns by view which references are kept, given which can be shown: not empty, and within the context."""
@@ -162,4 +162,4 @@ class GroupRelativeEstimator(Estimator):
         has_reference: Mapping[str, Bool[Tensor, " B"]],
     ) -> Bool[Tensor, " B"]:
         """Returns True for rollouts of groups whose rewards differ; all others have A = 0."""
-        return credit.live_rows(rewards, group_ids)
+        return statistics.live_rows(rewards, group_ids)

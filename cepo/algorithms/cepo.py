@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import EvidenceEstimator, credit, register_estimator
+from cepo.algorithms import EvidenceEstimator, register_estimator, statistics
 from cepo.algorithms.evidence import counted_evidence, evidence_signal, unweighted_signal
 from cepo.algorithms.references import positive_references, wrong_reference
 from cepo.algorithms.settings import ContrastiveConfig
@@ -68,8 +68,10 @@ class Cepo(EvidenceEstimator):
             return unweighted_signal(batch, advantages, mixing=mixing)
         log_correct, log_wrong = self.contrasted(batch)
         delta = counted_evidence(log_correct - log_wrong, batch, self.config.weight)  # equation 5
-        weight = credit.evidence_weight(delta, credit.advantage_sign(advantages), clip_radius=clip_radius)  # equation 6
-        weighted = credit.mixed_advantages(advantages, weight, mixing=mixing)  # equation 7
+        weight = statistics.evidence_weight(
+            delta, statistics.advantage_sign(advantages), clip_radius=clip_radius
+        )  # equation 6
+        weighted = statistics.mixed_advantages(advantages, weight, mixing=mixing)  # equation 7
         return evidence_signal(
             batch,
             weighted,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import credit
+from cepo.algorithms import statistics
 from cepo.algorithms.base import GroupRelativeEstimator
 from cepo.algorithms.hindsight import hindsight_advantages
 from cepo.algorithms.settings import EvidenceConfig, WeightConfig, WeightedConfig
@@ -41,7 +41,7 @@ class WeightedEstimator(GroupRelativeEstimator):
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
         """Returns A: (B, 1) of the rollouts, or (B, T) of the tokens together with their baseline V_t."""
-        advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
+        advantages = statistics.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
         return advantages.unsqueeze(1), None
 
 
@@ -65,7 +65,9 @@ def counted_evidence(delta: Float[Tensor, "B T"], batch: TokenBatch, weight: Wei
     """
     counted = batch.response_mask
     if weight.mixed_groups_only:
-        is_mixed = credit.live_rows(batch.correct.double(), batch.group_ids)  # (B,) right and wrong ones in the group
+        is_mixed = statistics.live_rows(
+            batch.correct.double(), batch.group_ids
+        )  # (B,) right and wrong ones in the group
         counted = counted & is_mixed.unsqueeze(1)
     return delta.detach().where(counted, 0.0)
 
@@ -92,8 +94,8 @@ def log_mean_probability(batch: TokenBatch, views: Sequence[str]) -> Float[Tenso
 
 def unweighted_signal(batch: TokenBatch, advantages: Float[Tensor, "B 1"], *, mixing: float) -> TokenSignal:
     """Returns the signal of a step without teachers: A at every token."""
-    metrics = credit.group_metrics(batch)
-    plain = credit.over_response(advantages.squeeze(1), batch.response_mask)
+    metrics = statistics.group_metrics(batch)
+    plain = statistics.over_response(advantages.squeeze(1), batch.response_mask)
     return TokenSignal(advantages=plain, metrics=metrics | {"evidence/lambda": mean_value(mixing)})
 
 
@@ -110,17 +112,19 @@ def evidence_signal(
 ) -> TokenSignal:
     """Returns the `weighted` advantages, 0 on padding, with metrics of what they come from and what to record."""
     mask = batch.response_mask
-    sign = credit.advantage_sign(advantages)
-    metrics = credit.group_metrics(batch)
-    metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=clip_radius)
+    sign = statistics.advantage_sign(advantages)
+    metrics = statistics.group_metrics(batch)
+    metrics |= statistics.evidence_metrics(
+        delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=clip_radius
+    )
     diagnostics = {
         "delta": delta,
         "raw_weight": (sign * delta).exp().where(mask, 0.0),
         "weight": weight.to(delta.dtype).where(mask, 0.0),
-        "clipping": credit.clipping(delta, sign, clip_radius=clip_radius).where(mask, 0.0),
+        "clipping": statistics.clipping(delta, sign, clip_radius=clip_radius).where(mask, 0.0),
     }
     if values is not None:
-        metrics |= credit.value_metrics(values, batch)
+        metrics |= statistics.value_metrics(values, batch)
         diagnostics["value"] = values
     in_batch_dtype = weighted.to(advantages.dtype).where(mask, 0.0)
     return TokenSignal(advantages=in_batch_dtype, metrics=metrics, diagnostics=diagnostics)
@@ -153,8 +157,8 @@ class EvidenceEstimator(WeightedEstimator):
         has_reference: Mapping[str, Bool[Tensor, " B"]],
     ) -> Bool[Tensor, " B"]:
         if self.in_hindsight:
-            return credit.all_rows(rewards)
-        return credit.live_rows(rewards, group_ids)
+            return statistics.all_rows(rewards)
+        return statistics.live_rows(rewards, group_ids)
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
         if self.in_hindsight:

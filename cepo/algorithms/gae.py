@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms import Estimator, register_estimator, statistics
 from cepo.metrics import mean_of
-from cepo.sections.declaring import Share, section
+from cepo.sections.fields import Share, section
 from cepo.types import TokenBatch, TokenSignal
 
 
@@ -29,14 +29,14 @@ class Gae(Estimator):
         assert batch.values is not None, "reads values: the batch must bring the critic's values"
         mask = batch.response_mask
         dtype = batch.token_level_rewards.dtype
-        advantages, returns = credit.generalised_advantages(
+        advantages, returns = statistics.generalised_advantages(
             batch.token_level_rewards, batch.values, mask, gamma=self.config.gamma, gae_lambda=self.config.lam
         )
         return TokenSignal(
-            advantages=credit.whitened(advantages, mask).to(dtype),
+            advantages=statistics.whitened(advantages, mask).to(dtype),
             returns=returns.to(dtype),
             metrics={
-                **credit.group_metrics(batch),
+                **statistics.group_metrics(batch),
                 "critic/values": mean_of(batch.values, mask),
                 "critic/returns": mean_of(returns, mask),
                 "critic/squared_error": mean_of((returns - batch.values).square(), mask),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
+from cepo.algorithms import GroupRelativeEstimator, register_estimator, statistics
 from cepo.algorithms.settings import GroupConfig
 from cepo.types import TokenBatch, TokenSignal
 
@@ -19,5 +19,5 @@ class Grpo(GroupRelativeEstimator):
     reads = ("group_ids",)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
-        return credit.outcome_signal(batch, advantages)
+        advantages = statistics.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
+        return statistics.outcome_signal(batch, advantages)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms import Estimator, register_estimator, statistics
 from cepo.algorithms.settings import GroupConfig
 from cepo.types import TokenBatch, TokenSignal
 
@@ -37,22 +37,22 @@ class GrpoPassK(Estimator):
         return self._advantages(rewards, group_ids) != 0
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        return credit.outcome_signal(batch, self._advantages(batch.rewards, batch.group_ids))
+        return statistics.outcome_signal(batch, self._advantages(batch.rewards, batch.group_ids))
 
     def _advantages(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
         settings = self.config.advantage
         exact = rewards.double()
-        group, num_groups = credit.groups_of(group_ids)
-        highest = credit.group_maxima(exact, group)  # (groups,) R_1
+        group, num_groups = statistics.groups_of(group_ids)
+        highest = statistics.group_maxima(exact, group)  # (groups,) R_1
         is_best = exact == highest[group]  # (B,)
         num_best = group[is_best].bincount(minlength=num_groups)  # (groups,)
         others = exact.masked_fill(is_best, -math.inf)
-        highest_of_others = credit.group_maxima(others, group)  # R_2
+        highest_of_others = statistics.group_maxima(others, group)  # R_2
 
-        centred, deviation, _ = credit.group_moments(rewards, group_ids, ddof=settings.ddof)
+        centred, deviation, _ = statistics.group_moments(rewards, group_ids, ddof=settings.ddof)
         mean = exact - centred
         margin = exact - highest_of_others[group]
-        advantages = credit.scaled(margin, deviation, mean, settings)
+        advantages = statistics.scaled(margin, deviation, mean, settings)
         is_best_alone = is_best & (num_best == 1)[group]
-        learns = is_best_alone & credit.live_rows(rewards, group_ids)
+        learns = is_best_alone & statistics.live_rows(rewards, group_ids)
         return advantages.where(learns, 0.0).to(rewards.dtype)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import credit
+from cepo.algorithms import statistics
 from cepo.algorithms.base import Estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.registry import register_estimator
 from cepo.algorithms.settings import HindsightAdvantageConfig, PositiveConfig, TeacherConfig
-from cepo.sections.declaring import section
+from cepo.sections.fields import section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ class Hindsight(Estimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         advantages, values = hindsight_advantages(batch, self.config.advantage)
-        metrics = credit.group_metrics(batch)
+        metrics = statistics.group_metrics(batch)
         return TokenSignal(
             advantages=advantages,
-            metrics=metrics | credit.value_metrics(values, batch),
+            metrics=metrics | statistics.value_metrics(values, batch),
             diagnostics={"delta": _evidence(batch), "value": values},
         )
 
@@ -74,12 +74,12 @@ def hindsight_advantages(
     rewards = batch.rewards.double()
     low = config.reward_low
     span = config.reward_high - low
-    prior, size = credit.pass_rate_of_others(batch.rewards, batch.group_ids, low=low, high=config.reward_high)
+    prior, size = statistics.pass_rate_of_others(batch.rewards, batch.group_ids, low=low, high=config.reward_high)
     mean = low + span * prior  # p on the scale of rewards
-    values = credit.evidence_values(prior, _evidence(batch))  # (B, T) V_t as a probability
+    values = statistics.evidence_values(prior, _evidence(batch))  # (B, T) V_t as a probability
     expected = low + span * values  # V_t on the scale of rewards
     if config.lam < 1:
-        advantages, _ = credit.generalised_advantages(
+        advantages, _ = statistics.generalised_advantages(
             batch.token_level_rewards, expected, mask, gamma=1.0, gae_lambda=config.lam
         )
         outcome_sign = (rewards - low - span * prior).sign().unsqueeze(1)  # (B, 1) that of R - p

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms import Estimator, register_estimator, statistics
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, GroupConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import fraction, mean_of
-from cepo.sections.declaring import section
+from cepo.sections.fields import section
 from cepo.types import Distillation, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -61,19 +61,19 @@ class Opsd(Estimator):
         """Returns the rows with a reference, and with an additional policy loss those of groups whose rewards differ."""
         live = has_reference["correct"]
         if self.config.distillation.policy_weight > 0:
-            live = live | credit.live_rows(rewards, group_ids)
+            live = live | statistics.live_rows(rewards, group_ids)
         return live
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Returns the weight of each token's divergence; the teacher's log-probs serve only metrics and diagnostics."""
         config = self.config.distillation
         advantages = self.policy_advantages(batch)
-        metrics = credit.group_metrics(batch)
+        metrics = statistics.group_metrics(batch)
         if not self.needs_teacher(step=step):
             return TokenSignal(advantages=advantages, metrics=metrics)
         is_taught = batch.has_reference["correct"]  # (B,)
         weight = config.weight * is_taught.to(batch.rewards.dtype)
-        token_weight = credit.over_response(weight, batch.response_mask)  # (B, T)
+        token_weight = statistics.over_response(weight, batch.response_mask)  # (B, T)
         diagnostics: dict[str, Tensor] = {}
         if "correct" in batch.teacher_log_probs:
             learns = token_weight > 0
@@ -83,7 +83,7 @@ class Opsd(Estimator):
             diagnostics["delta"] = delta
             metrics["distillation/delta_mean_right"] = mean_of(delta, learns & is_right)
             metrics["distillation/delta_mean_wrong"] = mean_of(delta, learns & ~is_right)
-        group, num_groups = credit.groups_of(batch.group_ids)
+        group, num_groups = statistics.groups_of(batch.group_ids)
         num_taught = group[is_taught].bincount(minlength=num_groups)  # (groups,)
         num_taught_groups = int((num_taught > 0).sum())
         metrics["distillation/demonstrated_rollouts"] = mean_of(is_taught.float())
@@ -100,5 +100,5 @@ class Opsd(Estimator):
         policy_weight = self.config.distillation.policy_weight
         if policy_weight == 0:
             return batch.rewards.new_zeros(batch.response_mask.shape)
-        advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
-        return credit.over_response(policy_weight * advantages, batch.response_mask)
+        advantages = statistics.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
+        return statistics.over_response(policy_weight * advantages, batch.response_mask)

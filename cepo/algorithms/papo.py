@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms import Estimator, register_estimator, statistics
 from cepo.algorithms.settings import GroupConfig
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import mean_of
-from cepo.sections.declaring import NotNegative, section
+from cepo.sections.fields import NotNegative, section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class Papo(Estimator):
     ) -> Bool[Tensor, " B"]:
         """Returns the rows with an advantage or with images; all with `log_prob_bonus`."""
         if self.config.log_prob_bonus > 0:
-            return credit.all_rows(rewards)
-        return credit.live_rows(rewards, group_ids) | has_reference["masked"]
+            return statistics.all_rows(rewards)
+        return statistics.live_rows(rewards, group_ids) | has_reference["masked"]
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         mask = batch.response_mask
-        metrics = credit.group_metrics(batch)
-        advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
+        metrics = statistics.group_metrics(batch)
+        advantages = statistics.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
         shaped = advantages.unsqueeze(1) + self.config.log_prob_bonus  # (B, 1)
         diagnostics: dict[str, Tensor] = {}
         if self.needs_teacher(step=step):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
+from cepo.algorithms import GroupRelativeEstimator, register_estimator, statistics
 from cepo.algorithms.settings import GroupConfig
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import mean_of
-from cepo.sections.declaring import NotNegative, section
+from cepo.sections.fields import NotNegative, section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class Pgpo(GroupRelativeEstimator):
         dependence = kl_penalty(log_student, log_blind, "low_var_kl").where(mask, 0.0)  # k_t
         gate = self._gate(dependence.double().log1p(), mask)
         weight = gate.where(sees_image, 1.0)  # float64
-        advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
+        advantages = statistics.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
         shaped = (advantages.double().unsqueeze(1) * weight).to(batch.rewards.dtype)
-        metrics = credit.group_metrics(batch)
+        metrics = statistics.group_metrics(batch)
         metrics["perception/dependence"] = mean_of(dependence, sees_image)
         metrics["perception/boosted"] = mean_of((weight > 1.0).float(), sees_image)
         return TokenSignal(
@@ -84,5 +84,5 @@ class Pgpo(GroupRelativeEstimator):
         below = normalised / tau
         above = 1.0 + beta * (normalised - tau) / (1.0 - tau)
         gate = above.where(normalised >= tau, below)  # g_t
-        mean = credit.response_means(gate, mask).unsqueeze(1)
+        mean = statistics.response_means(gate, mask).unsqueeze(1)
         return (gate / mean).where(spread > EQUAL_DEPENDENCE, 1.0)

@@ -10,8 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from cepo.algorithms import settings
 from cepo.algorithms.base import BatchField, Estimator
-from cepo.errors import ConfigError
-from cepo.files.near import near_path
+from cepo.errors import ConfigError, near_path
 from cepo.files.trees import Fields, Tree
 from cepo.losses import available_losses
 from cepo.sections.reader import read_section

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cepo.algorithms import Estimator, credit, register_estimator
-from cepo.sections.declaring import Share, section
+from cepo.algorithms import Estimator, register_estimator, statistics
+from cepo.sections.fields import Share, section
 from cepo.types import TokenBatch, TokenSignal
 
 
@@ -24,8 +24,8 @@ class ReinforcePlusPlus(Estimator):
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         mask = batch.response_mask
         rewards = batch.token_level_rewards
-        returns = credit.discounted_sums(rewards.double().where(mask, 0.0), factor=self.config.gamma)  # G_t
+        returns = statistics.discounted_sums(rewards.double().where(mask, 0.0), factor=self.config.gamma)  # G_t
         return TokenSignal(
-            advantages=credit.whitened(returns, mask).to(rewards.dtype),
-            metrics=credit.group_metrics(batch),
+            advantages=statistics.whitened(returns, mask).to(rewards.dtype),
+            metrics=statistics.group_metrics(batch),
         )

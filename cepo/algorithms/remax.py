@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms import Estimator, register_estimator, statistics
 from cepo.metrics import mean_of
 from cepo.types import TokenBatch, TokenSignal
 
@@ -20,6 +20,6 @@ class ReMax(Estimator):
         assert batch.reward_baselines is not None, (
             "reads reward_baselines: the batch must bring the greedy responses' rewards"
         )
-        signal = credit.outcome_signal(batch, batch.rewards - batch.reward_baselines)
+        signal = statistics.outcome_signal(batch, batch.rewards - batch.reward_baselines)
         signal.metrics["baseline/greedy_reward"] = mean_of(batch.reward_baselines)
         return signal

@@ -12,7 +12,7 @@ from cepo.algorithms.cepo import Cepo
 from cepo.algorithms.evidence import log_mean_probability
 from cepo.algorithms.references import in_views, positive_references, wrong_references
 from cepo.algorithms.settings import ContrastiveConfig
-from cepo.sections.declaring import section
+from cepo.sections.fields import section
 from cepo.types import Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
+from cepo.algorithms import GroupRelativeEstimator, register_estimator, statistics
 from cepo.algorithms.evidence import log_mean_probability
 from cepo.algorithms.references import in_views, positive_references, wrong_references
 from cepo.algorithms.settings import GroupConfig, NegativeConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import mean_of
-from cepo.sections.declaring import Count, NotNegative, Positive, section
+from cepo.sections.fields import Count, NotNegative, Positive, section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class RlcsdReleased(GroupRelativeEstimator):
         has_reference: Mapping[str, Bool[Tensor, " B"]],
     ) -> Bool[Tensor, " B"]:
         """Returns True for rollouts with both sides in groups whose rewards differ."""
-        return credit.live_rows(rewards, group_ids) & self._has_both_sides(has_reference)
+        return statistics.live_rows(rewards, group_ids) & self._has_both_sides(has_reference)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         config = self.config
@@ -92,7 +92,7 @@ class RlcsdReleased(GroupRelativeEstimator):
         is_selected = counted & (residual.abs() > config.threshold)
         is_other = counted & ~is_selected
 
-        advantages = credit.group_advantages(batch.rewards, batch.group_ids, config.advantage).unsqueeze(1)  # A
+        advantages = statistics.group_advantages(batch.rewards, batch.group_ids, config.advantage).unsqueeze(1)  # A
         sign = advantages.sign()
         modulated = sign * (sign * (advantages + residual)).clamp(min=0.0)  # B_t
         num_tokens = mask.sum().double()  # N
@@ -100,7 +100,7 @@ class RlcsdReleased(GroupRelativeEstimator):
         other_factor = num_tokens / is_other.sum().clamp(min=1)
         shaped = (modulated * selected_factor).where(is_selected, advantages * other_factor)
 
-        metrics = credit.group_metrics(batch)
+        metrics = statistics.group_metrics(batch)
         metrics["evidence/selected_fraction"] = mean_of(is_selected.float(), counted)
         metrics["evidence/residual_mean"] = mean_of(residual, is_selected)
         return TokenSignal(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
+from cepo.algorithms import GroupRelativeEstimator, register_estimator, statistics
 from cepo.types import TokenBatch, TokenSignal
 
 
@@ -17,7 +17,7 @@ class Rloo(GroupRelativeEstimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         rewards = batch.rewards
-        centred, _, size = credit.group_moments(rewards, batch.group_ids)  # R_i - mean_g
+        centred, _, size = statistics.group_moments(rewards, batch.group_ids)  # R_i - mean_g
         advantages = centred * size / (size - 1)
-        advantages = advantages.where(credit.live_rows(rewards, batch.group_ids), 0.0)
-        return credit.outcome_signal(batch, advantages.to(rewards.dtype))
+        advantages = advantages.where(statistics.live_rows(rewards, batch.group_ids), 0.0)
+        return statistics.outcome_signal(batch, advantages.to(rewards.dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cepo.algorithms import register_estimator
 from cepo.algorithms.opsd import Opsd
 from cepo.algorithms.settings import DistillationConfig, TeacherConfig
-from cepo.sections.declaring import section
+from cepo.sections.fields import section
 from cepo.types import DivergenceConfig
 
 

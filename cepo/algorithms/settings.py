@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from cepo.sections.declaring import BelowOne, Count, Natural, NotNegative, Share, section
+from cepo.sections.fields import BelowOne, Count, Natural, NotNegative, Share, section
 from cepo.types import DivergenceConfig
 
 DEFAULT_ESTIMATOR = "grpo"

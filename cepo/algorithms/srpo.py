@@ -9,7 +9,7 @@ from cepo.algorithms import register_estimator
 from cepo.algorithms.opsd import Opsd
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, PositiveConfig, TeacherConfig
-from cepo.sections.declaring import section
+from cepo.sections.fields import section
 from cepo.types import DivergenceConfig, Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cepo.algorithms import WeightedEstimator, credit, register_estimator
+from cepo.algorithms import WeightedEstimator, register_estimator, statistics
 from cepo.algorithms.evidence import counted_evidence, evidence_signal, unweighted_signal
 from cepo.algorithms.settings import WeightedConfig
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
@@ -38,8 +38,8 @@ class Visual(WeightedEstimator):
             return unweighted_signal(batch, advantages, mixing=mixing)
         evidence = batch.old_log_probs - batch.teacher_log_probs["blind"]
         delta = counted_evidence(evidence, batch, self.config.weight)
-        weight = credit.evidence_weight(delta, credit.advantage_sign(advantages), clip_radius=clip_radius)
-        weighted = credit.mixed_advantages(advantages, weight, mixing=mixing)
+        weight = statistics.evidence_weight(delta, statistics.advantage_sign(advantages), clip_radius=clip_radius)
+        weighted = statistics.mixed_advantages(advantages, weight, mixing=mixing)
         return evidence_signal(
             batch,
             weighted,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
+from cepo.algorithms import GroupRelativeEstimator, register_estimator, statistics
 from cepo.algorithms.settings import GroupConfig
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import mean_of
-from cepo.sections.declaring import NotNegative, Share, section
+from cepo.sections.fields import NotNegative, Share, section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -59,21 +59,21 @@ class Vppo(GroupRelativeEstimator):
         config = self.config
         mask = batch.response_mask
         sees_images = batch.has_reference["masked"]  # (B,)
-        is_live = credit.live_rows(batch.rewards, batch.group_ids)
+        is_live = statistics.live_rows(batch.rewards, batch.group_ids)
         is_counted = sees_images & is_live
         log_student = batch.old_log_probs.detach()
         log_masked = batch.teacher_log_probs["masked"].detach()
         dependence = kl_penalty(log_student, log_masked, "low_var_kl").where(mask, 0.0)  # k_t
-        scores = credit.response_means(dependence, mask)  # (B,) s_i
+        scores = statistics.response_means(dependence, mask)  # (B,) s_i
         scale = self._scale(scores, is_counted)
-        depends_most = credit.highest_tokens(dependence, mask, share=config.token_share)
+        depends_most = statistics.highest_tokens(dependence, mask, share=config.token_share)
         learns = depends_most | ~sees_images.unsqueeze(1)  # (B, T)
 
-        advantages = credit.group_advantages(batch.rewards, batch.group_ids, config.advantage)
+        advantages = statistics.group_advantages(batch.rewards, batch.group_ids, config.advantage)
         shaped = (advantages * scale).unsqueeze(1) * learns  # (B, T)
         bonus = config.log_prob_bonus * is_live.unsqueeze(1).to(shaped.dtype)  # (B, 1) c
         shaped = shaped + bonus
-        metrics = credit.group_metrics(batch)
+        metrics = statistics.group_metrics(batch)
         counted = mask & is_counted.unsqueeze(1)
         metrics["perception/dependence"] = mean_of(dependence, counted)
         metrics["perception/dependence_learning"] = mean_of(dependence, counted & learns)

@@ -16,8 +16,8 @@ from cepo import __version__
 from cepo.commands.forms import Forms
 from cepo.errors import CepoError, ConfigError, did_you_mean
 from cepo.terminal import interrupts
+from cepo.terminal.arguments import refuse_split_words, settings_in
 from cepo.terminal.lines import print_plain
-from cepo.terminal.words import refuse_split_words, settings_in
 
 _USAGE_ERROR = 2
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -249,7 +249,7 @@ def doctor(settings: Sequence[str]) -> int:
     Exit code: 0 training can start, 1 it cannot (the message says what to do), 2 the configuration has an error.
     """
     with _loading_libraries():
-        from cepo.doctor.printing import print_findings
+        from cepo.commands.doctor import print_findings
 
     return print_findings(settings)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cepo.config.recorded import TRAIN_FILES, VAL_FILES
+from cepo.config.untrusted_record import TRAIN_FILES, VAL_FILES
 from cepo.errors import ConfigError
-from cepo.evaluation.measuring import Plan, evaluate, make_plan
+from cepo.evaluation.evaluate import Plan, evaluate, make_plan
 from cepo.evaluation.protocols import with_protocol
 from cepo.terminal import interrupts
 from cepo.terminal.lines import print_plain

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from cepo.terminal.words import is_value
+from cepo.terminal.arguments import is_value
 
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "credit": {"model": "checkpoint", "method": "methods"},

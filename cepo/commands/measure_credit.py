@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cepo.config import RunConfig
 from cepo.config.record import plain_tree
-from cepo.config.recorded import TRAINED, VAL_FILES
+from cepo.config.untrusted_record import TRAINED, VAL_FILES
 from cepo.errors import ConfigError
 from cepo.terminal.live_view import SafeConsole
 from cepo.terminal.progress import log_to_stderr
@@ -43,7 +43,7 @@ def make_credit_plan(
     **numbers: int,
 ) -> CreditPlan:
     """Resolves and checks a command line without loading a model; the parameters are the options of `cepo credit`."""
-    from cepo.config.named_files import check_model_and_data
+    from cepo.config.path_checks import check_model_and_data
     from cepo.credit.method_list import read_methods
 
     sources = [] if data is None else [f"data.train_files={data}"]
@@ -68,7 +68,7 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     """Measures as planned and writes the results, or only counts the work; returns the last lines to print."""
     from cepo.credit.credit_page import PAGE_FILE, credit_headline, write_credit_page
     from cepo.credit.measurement import measured
-    from cepo.credit.session import opened
+    from cepo.credit.resources import opened
     from cepo.credit.tables import credit_tables
     from cepo.hardware import require_usable_torch
     from cepo.microgeo.world import with_embedded_world

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cepo.config.named_files import require_file
+from cepo.config.path_checks import require_file
 from cepo.errors import ConfigError
 from cepo.terminal.lines import print_plain
 from cepo.terminal.progress import log_to_stderr, phase

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.config.named_files import require_file
+from cepo.config.path_checks import require_file
 from cepo.errors import ConfigError
-from cepo.files.foreign import read_text
+from cepo.files.safe_files import read_text
 from cepo.terminal.lines import print_plain
 from cepo.terminal.live_view import SafeConsole
 from cepo.terminal.progress import live_view, log_to_stderr
@@ -26,10 +26,10 @@ def show_credit(
 
     The parameters are the arguments of `cepo show`.
     """
-    from cepo.doctor.preflight import check_run
     from cepo.microgeo.world import with_embedded_world
     from cepo.report.clip_table import clip_table
     from cepo.report.page import write_report
+    from cepo.runtime.preflight import check_run
     from cepo.train import build_trainer
     from cepo.workers.checkpoint import load_weights
     from cepo.workers.named_checkpoint import config_of_checkpoint
@@ -87,7 +87,7 @@ def show(trainer: Trainer, text: str | None = None) -> None:
     trainer.backend.synchronise_rollout()
     problems = [trainer.problems[index] for index in range(trainer.data.rollout_batch_size)]
     engine = trainer.backend if text is None else _WithResponse(trainer, text)
-    rollouts = trainer.with_baselines(trainer.sample(problems, engine, step=0), trainer.backend)
+    rollouts = trainer.with_baselines(trainer.sample_problems(problems, engine, step=0), trainer.backend)
     plan = trainer.plan(rollouts, every_row=True)
     batch = trainer.score(plan)
     signal = trainer.estimate(batch)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import SharedSettings
-from cepo.config.named_files import require_data, require_file, require_folder, require_model
+from cepo.config.path_checks import require_data, require_file, require_folder, require_model
 from cepo.config.paths import MICROGEO_MODELS, PACKAGE_FOLDER, find_path, split_function, without_user
 from cepo.config.schema import RunConfig
 from cepo.config.worker_schema import ModelConfig, OptimConfig, RewardConfig
 from cepo.errors import ConfigError, ForeignFileError
-from cepo.files.foreign import hub_folder, read_json
+from cepo.files.safe_files import hub_folder, read_json
 from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.run_folder.layout import last_checkpoint
 from cepo.sections.reader import default_tree

@@ -15,8 +15,8 @@ from cepo.algorithms.registry import own_fields
 from cepo.config.schema import RunSettings
 from cepo.errors import ConfigError, did_you_mean
 from cepo.files.trees import Tree
+from cepo.sections.messages import accepted_range, accepted_type, leaves_of
 from cepo.sections.reader import default_tree
-from cepo.sections.wording import accepted_range, accepted_type, leaves_of
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REQUIRED = object()

@@ -26,7 +26,7 @@ from cepo.losses import available_losses, loss_class
 from cepo.losses.registry import SHARED as SHARED_BY_LOSSES
 from cepo.losses.registry import loss_presets_of, own_loss_fields
 from cepo.losses.registry import section_of as loss_section
-from cepo.sections.declaring import fields_of
+from cepo.sections.fields import fields_of
 from cepo.sections.reader import SectionError, default_tree, merged_trees, read_section
 from cepo.terminal import interrupts
 

@@ -9,8 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 import cepo
-from cepo.errors import did_you_mean
-from cepo.files.near import near_path
+from cepo.errors import did_you_mean, near_path
 
 PACKAGE_FOLDER = Path(cepo.__file__).resolve().parent
 _IN_WHEEL = PACKAGE_FOLDER / "shipped"

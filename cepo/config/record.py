@@ -1,4 +1,4 @@
-"""Writes a configuration as YAML and for the record of its run, which `cepo.config.recorded` reads back.
+"""Writes a configuration as YAML and for the record of its run, which `cepo.config.untrusted_record` reads back.
 
 A record keeps secrets out: it has references in place of values from the environment, and masks settings with secret-like
 names.
@@ -18,7 +18,7 @@ from cepo.algorithms.registry import SHARED, own_fields
 from cepo.config.schema import RunConfig, RunSettings
 from cepo.files.secrets import without_secrets
 from cepo.files.trees import Tree, is_dict, is_mapping, leaves, with_texts
-from cepo.sections.declaring import is_decisive
+from cepo.sections.fields import is_decisive
 
 _KEYWORDS = "worker.reward.reward_function_kwargs"
 

@@ -14,7 +14,7 @@ from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
 from cepo.config.paths import File, located_data, split_sources
 from cepo.config.worker_schema import WorkerConfig
 from cepo.files.trees import Fields, is_list
-from cepo.sections.declaring import DECISIVE, NOT_DECISIVE, Count, CountOrOff, Natural, NotNegative, Positive, section
+from cepo.sections.fields import DECISIVE, NOT_DECISIVE, Count, CountOrOff, Natural, NotNegative, Positive, section
 
 
 def _one_line(text: str) -> str:

@@ -13,10 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cepo.config.paths import find_base_file, find_config_file, find_path, near_config_name, searched
 from cepo.errors import ConfigError, DataError
-from cepo.files.foreign import read_text
+from cepo.files.safe_files import read_text
 from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.sections.reader import SectionError, read_section
-from cepo.terminal.words import settings_in
+from cepo.terminal.arguments import settings_in
 
 _Section = TypeVar("_Section")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -97,7 +97,7 @@ def read_files(path: str) -> list[Source]:
 def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path | None]:
     """Reads one YAML file; returns it without its `base` key, and the base file named there.
 
-    Raises `ConfigError` if it breaks the policy of `cepo.files.foreign` (`within` as there), or is not a YAML mapping.
+    Raises `ConfigError` if it breaks the policy of `cepo.files.safe_files` (`within` as there), or is not a YAML mapping.
     """
     try:
         text = read_text(path, within=within)

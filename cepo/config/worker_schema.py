@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from cepo.config.paths import located, split_function
 from cepo.files.trees import Fields, is_list
 from cepo.losses.settings import DEFAULT_LOSS, SharedLossSettings
-from cepo.sections.declaring import (
+from cepo.sections.fields import (
     DECISIVE,
     NOT_DECISIVE,
     BelowOne,

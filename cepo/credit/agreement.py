@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cepo.algorithms import Estimator, credit
-from cepo.credit.session import Session
+from cepo.algorithms import Estimator, statistics
+from cepo.credit.resources import Session
 from cepo.credit.truth import Numbers, Truth
 from cepo.data.batch import ScoringRow
-from cepo.data.contexts import ContextBuilder
+from cepo.data.prompts import ContextBuilder
 from cepo.files.trees import Tree
 from cepo.trainer.batches import ScoredBatch, scored_batch
-from cepo.trainer.groups import rollout_groups
 from cepo.trainer.planning import ScoringPlan, View, make_plan
+from cepo.trainer.rollout_groups import rollout_groups
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import TokenSignal
 
@@ -196,11 +196,11 @@ def _belief(method: MethodSignal, rollouts: Rollouts) -> Numbers | None:
     if "delta" not in diagnostics:
         return None
     delta = torch.nn.functional.pad(diagnostics["delta"], (0, 1))
-    return credit.evidence_values(_prior(rollouts), delta).numpy()
+    return statistics.evidence_values(_prior(rollouts), delta).numpy()
 
 
 def _prior(rollouts: Rollouts) -> Tensor:
-    prior, _ = credit.pass_rate_of_others(rollouts.correct.double(), rollouts.group_ids)
+    prior, _ = statistics.pass_rate_of_others(rollouts.correct.double(), rollouts.group_ids)
     return prior
 
 

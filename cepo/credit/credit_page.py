@@ -9,7 +9,7 @@ from pathlib import Path
 from cepo.credit.measurement import TRACES_FILE
 from cepo.credit.tables import credit_tables, notes_on_work
 from cepo.credit.truth import read_whole
-from cepo.files.foreign import LARGEST_IMAGE, read_bytes, read_objects
+from cepo.files.safe_files import LARGEST_IMAGE, read_bytes, read_objects
 from cepo.files.trees import Fields, Tree
 from cepo.report.coloured_tokens import ColouredRow, ColouredToken, coloured, unmeasured, visible
 from cepo.report.data_uri import data_uri

@@ -12,7 +12,7 @@ from torch import Tensor
 from cepo.algorithms import Estimator
 from cepo.credit import agreement
 from cepo.credit.agreement import MethodSignal, credit_arms, signals_of, value_arms
-from cepo.credit.session import Session
+from cepo.credit.resources import Session
 from cepo.credit.truth import (
     Continuations,
     Truth,

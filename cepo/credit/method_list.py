@@ -8,11 +8,11 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cepo.algorithms import Estimator, GroupRelativeEstimator, build_estimator, credit, estimator_class, section_of
+from cepo.algorithms import Estimator, GroupRelativeEstimator, build_estimator, estimator_class, section_of, statistics
 from cepo.algorithms.settings import NoSettings
 from cepo.errors import ConfigError, did_you_mean
 from cepo.files.trees import leaves
-from cepo.sections.declaring import fields_of
+from cepo.sections.fields import fields_of
 from cepo.sections.reader import default_tree
 from cepo.types import TokenBatch, TokenSignal
 
@@ -27,8 +27,8 @@ class LeaveOneOut(GroupRelativeEstimator):
     reads = ("group_ids",)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        centred, _, size = credit.group_moments(batch.rewards, batch.group_ids)  # R_i - mean_g
-        return credit.outcome_signal(batch, centred * size / (size - 1))
+        centred, _, size = statistics.group_moments(batch.rewards, batch.group_ids)  # R_i - mean_g
+        return statistics.outcome_signal(batch, centred * size / (size - 1))
 
 
 def read_methods(line: str, algorithm: Mapping[str, object]) -> dict[str, Estimator]:

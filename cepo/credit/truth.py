@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from cepo.algorithms import credit
+from cepo.algorithms import statistics
 from cepo.config import RunConfig
-from cepo.credit.session import Session
+from cepo.credit.resources import Session
 from cepo.errors import ConfigError, DataError, ForeignFileError
-from cepo.files.foreign import damaged_as, irregular_file, read_json, read_objects
+from cepo.files.safe_files import damaged_as, irregular_file, read_json, read_objects
 from cepo.files.trees import Fields, Tree, leaves
 from cepo.rollout.generator import Generation, GenerationRequest, sampling_seed
 from cepo.run_folder.writing import LineFile, encode_line, write_atomically
 from cepo.terminal.progress import Progress
-from cepo.trainer.asking import request, training_settings
 from cepo.trainer.rollouts import Rollouts
+from cepo.trainer.sampling import request, training_settings
 
 Numbers = NDArray[numpy.float64]
 SETTINGS_FILE = "measurement.json"
@@ -64,7 +64,7 @@ def chosen_tokens(rollouts: Rollouts, *, num_responses: int, num_tokens: int, se
     Responses are drawn from groups whose rewards differ, since the others have no signal. If a response is longer than
     `num_tokens`, that many of its tokens are drawn. Raises `DataError` if all groups have equal rewards.
     """
-    live = credit.live_rows(rollouts.rewards, rollouts.group_ids).nonzero().flatten().tolist()
+    live = statistics.live_rows(rollouts.rewards, rollouts.group_ids).nonzero().flatten().tolist()
     if not live:
         raise DataError(
             f"all {len(rollouts.problems)} groups of {rollouts.group_size} responses have equal rewards, so no token made a "
@@ -150,7 +150,7 @@ def kept_rollouts(folder: Path, session: Session) -> Rollouts:
     """
     path = folder / _RESPONSES_FILE
     if not path.exists():
-        _write_rollouts(path, session.ask(0, with_baselines=True))
+        _write_rollouts(path, session.sample(0, with_baselines=True))
     problems = session.problems_of(0)
     with read_whole(path):
         rows = list(read_objects(path, within=folder))
@@ -266,7 +266,7 @@ class Continuations:
             responses.append([(prefix.problem, tokens) for tokens in whole_responses])
         # Equal responses to a problem are graded once.
         distinct = list(dict.fromkeys(itertools.chain.from_iterable(responses)))
-        correct = self._session.asker.verdicts([(rollouts.problems[problem], tokens) for problem, tokens in distinct])
+        correct = self._session.sampler.verdicts([(rollouts.problems[problem], tokens) for problem, tokens in distinct])
         is_right = dict(zip(distinct, correct.tolist(), strict=True))
         continuations: list[Continued] = []
         for prefix, group, whole_responses in zip(prefixes, groups, responses, strict=True):

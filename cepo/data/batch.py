@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cepo.files.trees import Tree
 from cepo.losses.aggregation import LossDenominators
-from cepo.models.inputs import EncodedPrompt
+from cepo.models.interface import EncodedPrompt
 from cepo.types import Distillation
 
 OWN_VIEW = ""

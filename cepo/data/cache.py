@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import ForeignFileError
-from cepo.files.foreign import open_regular, read_bytes
+from cepo.files.safe_files import open_regular, read_bytes
 from cepo.terminal.progress import phase
 
 logger = logging.getLogger(__name__)

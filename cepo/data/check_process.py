@@ -14,10 +14,10 @@ from pathlib import Path
 
 import cepo
 from cepo.data.measures import CheckedRow, states_of
+from cepo.data.row_settings import RowRules
 from cepo.data.rows import RowReader
-from cepo.data.rules import RowRules
 from cepo.errors import ConfigError, DataError
-from cepo.files.foreign import noting_opened_files
+from cepo.files.safe_files import noting_opened_files
 from cepo.files.trees import Tree
 from cepo.models.processing import Processing
 

@@ -40,7 +40,7 @@ from cepo.data.formats import (
 )
 from cepo.data.table import Part, TextPart, TypedPart
 from cepo.errors import ConfigError, DataError
-from cepo.files.foreign import size_of
+from cepo.files.safe_files import size_of
 from cepo.terminal.progress import phase
 
 logger = logging.getLogger(__name__)

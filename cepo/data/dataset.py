@@ -13,18 +13,18 @@ from typing import Any, cast
 import numpy
 from numpy.typing import NDArray
 
-from cepo.data.cells import has_column, solution_of
 from cepo.data.check_process import CheckSetup
 from cepo.data.checking import checked_rows
-from cepo.data.contexts import Problem
 from cepo.data.measures import RowMeasures
+from cepo.data.prompts import Problem
 from cepo.data.reading import read_source
 from cepo.data.remembering import file_digests, identity_of, recall, remember
+from cepo.data.row_parser import has_column, solution_of
+from cepo.data.row_settings import ProblemRules
 from cepo.data.rows import RowReader
-from cepo.data.rules import ProblemRules
 from cepo.data.table import rows_of
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import ImageSource
+from cepo.models.interface import ImageSource
 from cepo.models.processing import Processing
 
 logger = logging.getLogger(__name__)

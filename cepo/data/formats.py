@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 from cepo.data.arrow import pyarrow
 from cepo.data.json_text import read_object
 from cepo.errors import ConfigError, DataError
-from cepo.files.foreign import LARGEST_LINE, open_regular
+from cepo.files.safe_files import LARGEST_LINE, open_regular
 
 JSON = "json"
 CSV = "csv"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote_to_bytes
 
 from cepo.errors import DataError, ForeignFileError
-from cepo.files.foreign import LARGEST_DOWNLOAD, LARGEST_IMAGE, download, read_bytes, require_host
+from cepo.files.safe_files import LARGEST_DOWNLOAD, LARGEST_IMAGE, download, read_bytes, require_host
 
 if TYPE_CHECKING:
     from cepo.files.trees import Tree

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cepo.data.cells import read_cells
 from cepo.data.images import decoded_images, located
 from cepo.data.reading import read_source
+from cepo.data.row_parser import read_cells
 from cepo.data.table import Rows
-from cepo.models.inputs import ImageInputs, ImageSource
+from cepo.models.interface import ImageInputs, ImageSource
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from cepo.data.rules import RowRules
+    from cepo.data.row_settings import RowRules
     from cepo.models.processing import Processing
 
 

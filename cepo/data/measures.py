@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cepo.data.cache import is_settled
 from cepo.data.rows import RowMeasure
-from cepo.files.foreign import OpenedFile
+from cepo.files.safe_files import OpenedFile
 
 FileState = tuple[int, int, int, int]
 """A file's inode, size, and the times in ns of the last changes of its content and of its entry."""

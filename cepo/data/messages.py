@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from cepo.errors import DataError
 from cepo.files.trees import Fields, is_list, is_mapping
-from cepo.models.inputs import Turn
+from cepo.models.interface import Turn
 from cepo.models.text_codec import IMAGE_MARK, VIDEO_MARK
 
 ROLES = ("system", "user", "assistant")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from cepo.data.contexts import ContextBuilder, Problem
+from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.training_set import TrainingProblems
-from cepo.models.inputs import EncodedPrompt, ImageInputs
+from cepo.models.interface import EncodedPrompt, ImageInputs
 
 WORTHWHILE_SECONDS = 0.5
 """The time of reading a round from which the next one is read ahead."""

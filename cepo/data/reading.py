@@ -10,7 +10,7 @@ from cepo.data.converted import open_parts
 from cepo.data.sources import LocalSource, local_source
 from cepo.data.table import Rows, rows_of
 from cepo.errors import ConfigError
-from cepo.files.foreign import size_of
+from cepo.files.safe_files import size_of
 
 
 def read_source(source: str) -> Rows:

@@ -17,11 +17,11 @@ from typing import Any
 import cepo
 from cepo.data.cache import content_digest, read_entry, write_entry
 from cepo.data.measures import RowMeasures, decoded
-from cepo.data.rules import RowRules
+from cepo.data.row_settings import RowRules
 from cepo.data.sources import local_source
 from cepo.data.table import Rows
 from cepo.errors import CepoError
-from cepo.files.foreign import hub_folder
+from cepo.files.safe_files import hub_folder
 from cepo.files.trees import Tree, is_mapping
 from cepo.models.processing import Processing
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cepo.data.cells import Cells, has_column, read_cells
-from cepo.data.contexts import Problem, UserTemplate
 from cepo.data.images import PixelBudget, checked_sizes, decoded_images, located
 from cepo.data.json_text import without_spelling
-from cepo.data.rules import CHARACTERS_PER_TOKEN, RowRules
+from cepo.data.prompts import Problem, UserTemplate
+from cepo.data.row_parser import Cells, has_column, read_cells
+from cepo.data.row_settings import CHARACTERS_PER_TOKEN, RowRules
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
-from cepo.files.foreign import read_text
+from cepo.files.safe_files import read_text
 from cepo.files.trees import Fields
-from cepo.models.inputs import ImageSource, Turn, Video
+from cepo.models.interface import ImageSource, Turn, Video
 from cepo.models.processing import Processing
 from cepo.models.text_codec import IMAGE_MARK, VIDEO_MARK
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from cepo.config.paths import find_path, split_source
 from cepo.data.formats import FORMATS, format_of
 from cepo.errors import ConfigError, ForeignFileError
-from cepo.files.foreign import hub_folder, read_json
+from cepo.files.safe_files import hub_folder, read_json
 from cepo.files.trees import is_dict, is_list
 
 logger = logging.getLogger(__name__)

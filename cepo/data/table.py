@@ -8,8 +8,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, overload
 
-from cepo.data.cells import root_column
 from cepo.data.json_text import read_object
+from cepo.data.row_parser import root_column
 from cepo.data.typed_cells import Refine, column_names, features_of, refiner
 from cepo.errors import DataError
 from cepo.files.trees import Tree

@@ -13,11 +13,11 @@ from itertools import accumulate
 import numpy
 
 from cepo.config.schema import DataConfig
-from cepo.data.contexts import Problem
 from cepo.data.dataset import ProblemSet
-from cepo.data.rules import ProblemRules
+from cepo.data.prompts import Problem
+from cepo.data.row_settings import ProblemRules
 from cepo.errors import ConfigError
-from cepo.models.inputs import ImageSource
+from cepo.models.interface import ImageSource
 from cepo.models.processing import Processing
 from cepo.rewards.samples import require_free_names
 

@@ -16,10 +16,10 @@ from cepo.data.colours import to_srgb_on_white
 from cepo.data.image_files import content_or_path, name_of
 from cepo.data.images import MOST_FRAMES, ImageRules, PixelBudget, load_rgb, located
 from cepo.errors import ConfigError, DataError, ForeignFileError
-from cepo.files.foreign import size_of
+from cepo.files.safe_files import size_of
 
 if TYPE_CHECKING:
-    from cepo.models.inputs import Video
+    from cepo.models.interface import Video
 
 _VIDEO_LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif,asf"
@@ -99,7 +99,7 @@ class _Frames:
 
 def _of_images(values: Sequence[object], rules: ImageRules, fps: float, factor: int, budget: PixelBudget) -> Video:
     """Returns a video of images, with the last one twice if their number is odd."""
-    from cepo.models.inputs import Video  # loads torch, which the images of a report do not need
+    from cepo.models.interface import Video  # loads torch, which the images of a report do not need
 
     if not values:
         raise DataError("the video has no frame")
@@ -116,7 +116,7 @@ def _of_images(values: Sequence[object], rules: ImageRules, fps: float, factor: 
 
 
 def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, factor: int, budget: PixelBudget) -> Video:
-    from cepo.models.inputs import Video  # loads torch, which the images of a report do not need
+    from cepo.models.interface import Video  # loads torch, which the images of a report do not need
 
     total, fps = _length(source)
     numbers = _frame_numbers(total, fps, wanted_fps)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cepo.data.reading import read_source
-from cepo.data.rules import CellRules
+from cepo.data.row_settings import CellRules
 from cepo.data.table import Rows
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation import formats
+from cepo.evaluation.benchmark_names import TITLES, NamedSource
 from cepo.evaluation.group_scores import hallusionbench_scores, wemath_scores
 from cepo.evaluation.lmms import LMMS_TASKS, SYSTEM_PROMPT
-from cepo.evaluation.named_sources import TITLES, NamedSource
 from cepo.evaluation.statistics import Row
 from cepo.files.trees import Fields, Tree, is_list
 from cepo.models.text_codec import IMAGE_MARK

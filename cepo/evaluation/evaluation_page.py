@@ -12,7 +12,7 @@ from cepo.errors import DataError
 from cepo.evaluation.comparison import Paired, compare_evaluations
 from cepo.evaluation.results import RESULTS_FILE, read_rows
 from cepo.evaluation.statistics import Row, macro_average
-from cepo.files.foreign import damaged_as, read_json
+from cepo.files.safe_files import damaged_as, read_json
 from cepo.files.trees import Fields
 from cepo.report.html_page import Result, Section, Table, write_page
 from cepo.report.samples import Sample, samples_table

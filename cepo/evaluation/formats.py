@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-from cepo.data.cells import cell_text
+from cepo.data.row_parser import cell_text
 from cepo.errors import DataError
 from cepo.files.trees import Fields, Tree, is_list, is_mapping
 from cepo.models.text_codec import IMAGE_MARK

@@ -20,7 +20,7 @@ from cepo.files.trees import Tree
 from cepo.run_folder.writing import write_atomically
 
 if TYPE_CHECKING:
-    from cepo.evaluation.run import Task
+    from cepo.evaluation.tasks import Task
 
 FOLDER = "lmms-eval"
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from cepo.errors import DataError
+from cepo.evaluation.benchmark_names import TITLES
 from cepo.evaluation.comparison import Paired, compare_evaluations
-from cepo.evaluation.named_sources import TITLES
 from cepo.evaluation.results import RESULTS_FILE, results_file
 from cepo.evaluation.statistics import macro_average
-from cepo.files.foreign import damaged_as, read_json
+from cepo.files.safe_files import damaged_as, read_json
 from cepo.files.trees import Fields, Tree
+from cepo.report.comparison_sentence import sentence_of_two
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
-from cepo.report.verdict import sentence_of_two
 
 _AVERAGE = "Average"
 _DIFFERENCE = "difference"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.evaluation.statistics import Row, macro_average
-from cepo.files.foreign import read_objects
+from cepo.files.safe_files import read_objects
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.writing import write_atomically
 

@@ -14,7 +14,7 @@ from cepo.report.score_tables import Cell
 from cepo.rewards.benchmark import KINDS
 
 Row = Fields
-"""One graded response of generations.jsonl; see `cepo.evaluation.run.graded_rows`."""
+"""One graded response of generations.jsonl; see `cepo.evaluation.tasks.graded_rows`."""
 
 
 class Estimate(TypedDict):

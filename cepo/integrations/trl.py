@@ -14,10 +14,10 @@ from transformers.image_utils import load_image
 from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]
 from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[reportMissingImports]
 
-from cepo.data.answers_text import answer_text, solution_text
+from cepo.data.answer_column import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
-from cepo.integrations.gathered import Credit, Hint, Row, Shown, images_of, supported_estimator
+from cepo.integrations.adapter import Hint, MethodAdapter, Row, Shown, images_of, supported_estimator
 from cepo.models.patch_mask import patch_size_of
 from cepo.models.text_codec import TextCodec
 from cepo.types import TokenSignal
@@ -69,7 +69,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self._solution = solution
         self._correct_by = correct_by
         texts = TextCodec(self._tokenizer, self.eos_token_ids)
-        self._credit = Credit(self.estimator, texts, self.args.seed, answer_function)
+        self._credit = MethodAdapter(self.estimator, texts, self.args.seed, answer_function)
         self._prompts: list[Any] = []
         self._sampled: list[list[int]] = []
         self._tool_masks: list[list[int]] | None = None  # 0 on the tokens of tools

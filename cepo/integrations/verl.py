@@ -29,14 +29,14 @@ from verl.utils.dataset.rl_dataset import get_dataset_class  # pyright: ignore[r
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # pyright: ignore[reportMissingImports]
 from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[reportMissingImports]
 
-from cepo.data.answers_text import answer_text, solution_text
+from cepo.data.answer_column import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
-from cepo.integrations.gathered import Credit, Hint, Row, Shown, check_beginning, spliced, supported_estimator
+from cepo.integrations.adapter import Hint, MethodAdapter, Row, Shown, check_beginning, spliced, supported_estimator
 from cepo.metrics import results
 from cepo.models.patch_mask import DEFAULT_PATCH_SIZE, PatchMask
 from cepo.models.text_codec import TextCodec
-from cepo.sections.declaring import section
+from cepo.sections.fields import section
 from cepo.sections.reader import read_section
 from cepo.types import TokenSignal
 
@@ -90,7 +90,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         super()._init_tokenizer()
         texts = TextCodec(self.tokenizer, [self.tokenizer.eos_token_id])
         seed = self.config.data.get("seed") or 0
-        self._credit = Credit(self.estimator, texts, seed, self._settings.answer_function)
+        self._credit = MethodAdapter(self.estimator, texts, seed, self._settings.answer_function)
         self._dataset_class: Any = get_dataset_class(self.config.data)
         self._placeholders = {get_processor_token_id(self.processor, kind) for kind in ("image", "video")}
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cepo.sections.declaring import NotNegative, Positive, Share, section
+from cepo.sections.fields import NotNegative, Positive, Share, section
 
 DEFAULT_LOSS = "default"
 """EasyR1's name of PPO's clipped loss."""

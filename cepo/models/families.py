@@ -17,7 +17,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from cepo.errors import ConfigError
-from cepo.models.inputs import (
+from cepo.models.interface import (
     REFUSALS,
     EngineUse,
     Family,

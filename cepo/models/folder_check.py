@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import DataError
-from cepo.files.foreign import LARGEST_JSON, hub_folder, open_regular, read_json
+from cepo.files.safe_files import LARGEST_JSON, hub_folder, open_regular, read_json
 from cepo.files.trees import Fields, Tree, is_list, is_mapping
 from cepo.models import folder_values
 from cepo.models.families import FAMILIES, TOKENIZERS, is_part, processors_of

@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from cepo.errors import ConfigError
+from cepo.models.cpu.matrix_products import in_whole_blocks, linear, multiply, weight_gradient
 from cepo.models.kernel_check import can_have_kernels, kernel_agrees
-from cepo.models.matrix_products import in_whole_blocks, linear, multiply, weight_gradient
 
 _VOCABULARY_BLOCK = 2**22
 """The number of 16-bit head weights converted to float32 at once on devices whose products cannot return float32."""

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from cepo.models.cpu.matrix_products import in_whole_blocks, multiply, weight_gradient
 from cepo.models.head import chunks, is_plain, logits_product, vocabulary_log_probs
 from cepo.models.kernel_check import can_have_kernels, kernel_agrees
-from cepo.models.matrix_products import in_whole_blocks, multiply, weight_gradient
 
 
 def log_probs_and_entropies(

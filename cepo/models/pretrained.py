@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from cepo.config.checks import INSTALL_BITSANDBYTES
 from cepo.config.worker_schema import LoraConfig
 from cepo.errors import CheckpointError, ConfigError, EngineError
-from cepo.files.foreign import read_json
+from cepo.files.safe_files import read_json
 from cepo.files.trees import Fields
+from cepo.models.cpu.matrix_products import use_fast_products
 from cepo.models.families import family_of
 from cepo.models.folder_check import check_model_folder
-from cepo.models.inputs import Family
-from cepo.models.matrix_products import use_fast_products
+from cepo.models.interface import Family
 from cepo.models.patch_embedding import use_linear_patch_embedding
 from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.models.weights_check import check_loaded, check_stored

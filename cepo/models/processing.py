@@ -17,13 +17,13 @@ from torch import Tensor
 
 from cepo.config.worker_schema import ModelConfig
 from cepo.errors import ConfigError, DataError
-from cepo.files.foreign import read_text
+from cepo.files.safe_files import read_text
 from cepo.files.trees import Fields, Tree
 from cepo.models.families import family_of
-from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
+from cepo.models.generation_prefix import prefilled_text
+from cepo.models.interface import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
 from cepo.models.limited_process import ask
 from cepo.models.patch_mask import PatchMask
-from cepo.models.prefilled import prefilled_text
 from cepo.models.pretrained import read_config, unreadable
 from cepo.models.text_codec import IMAGE_MARK, MARKS, TextCodec, encodable
 from cepo.models.tokenizer_check import check_tokenizer

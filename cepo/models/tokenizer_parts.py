@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import DataError
-from cepo.files.foreign import read_json
+from cepo.files.safe_files import read_json
 from cepo.files.trees import Fields, is_list, is_mapping
 from cepo.models import split_pattern
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import credit
+from cepo.algorithms import statistics
 from cepo.types import TokenSignal
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def clip_rates(signal: TokenSignal, response_mask: Tensor) -> dict[int, ClipRate
     clipping = signal.diagnostics.get("clipping")  # (B, T)
     if clipping is None:
         return {}
-    counted = response_mask & (credit.advantage_sign(signal.advantages) != 0)
-    lower = credit.response_means((clipping < 0).float(), counted)  # (B,)
-    upper = credit.response_means((clipping > 0).float(), counted)  # (B,)
+    counted = response_mask & (statistics.advantage_sign(signal.advantages) != 0)
+    lower = statistics.response_means((clipping < 0).float(), counted)  # (B,)
+    upper = statistics.response_means((clipping > 0).float(), counted)  # (B,)
     rates: dict[int, ClipRates] = {}
     for row, num_tokens in enumerate(counted.sum(dim=1).tolist()):
         if num_tokens:

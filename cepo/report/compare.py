@@ -11,13 +11,13 @@ from rich.text import Text
 
 from cepo.errors import DataError
 from cepo.report.charts import HELD_OUT, chart_sections, planned_charts, series_of, words
+from cepo.report.comparison_sentence import cautions_of, headline_of, notes_of
 from cepo.report.drawing import Chart, Series
 from cepo.report.html_page import Section, Table, table_of_scores, write_page
 from cepo.report.recorded_run import COUNTS, UNKNOWN_ESTIMATOR, RunData, load_run
+from cepo.report.run_group import ACCURACY, GREEDY, Setting, paired_difference
 from cepo.report.same_settings import METHOD, UNSET, configs_of, differing_keys, labels_of
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, terminal_blocks
-from cepo.report.setting import ACCURACY, GREEDY, Setting, paired_difference
-from cepo.report.verdict import cautions_of, headline_of, notes_of
 
 _COLUMNS = (
     Column(name="runs"),

@@ -10,21 +10,21 @@ import base64
 import gzip
 import itertools
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy
 
-from cepo.algorithms import Estimator, credit
+from cepo.algorithms import Estimator, statistics
+from cepo.algorithms.masking import at_last_token, response_mask_of, with_rows
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
-from cepo.algorithms.token_batches import at_last_token, response_mask_of, with_rows
 from cepo.files.trees import Fields, Tree
 from cepo.report.clip_rates import ClipRates, clip_rates
 from cepo.report.data_uri import data_uri
 from cepo.report.recorded_run import RunData
-from cepo.report.recorded_teachers import comparable_methods
+from cepo.report.replayable_methods import comparable_methods
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
 from cepo.run_folder.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.run_folder.writing import finite_or_none
@@ -108,7 +108,7 @@ def _contrast(run: RunData, candidate: _Candidate) -> Contrast:
     for place in candidate.places:
         entry = candidate.columns["rollouts"][candidate.first_place + place]
         advantages = entry["columns"][number][_ADVANTAGE]
-        uniform_advantages.append(statistics.fmean(advantages or [0.0]))
+        uniform_advantages.append(fmean(advantages or [0.0]))
     return contrast_of(
         candidate.group,
         candidate.places,
@@ -248,8 +248,8 @@ def _method_credit(method: Estimator, batch: TokenBatch, groups: Sequence[GroupR
     smallest_group = min(len(group.rollouts) for group in groups)
     needs_value = _DELTA in columns and _VALUE not in columns
     if needs_value and smallest_group > 1:  # the pass rate is that of the group's other rollouts
-        pass_rate, _ = credit.pass_rate_of_others(batch.correct.float(), batch.group_ids)
-        columns[_VALUE] = credit.evidence_values(pass_rate, columns[_DELTA])
+        pass_rate, _ = statistics.pass_rate_of_others(batch.correct.float(), batch.group_ids)
+        columns[_VALUE] = statistics.evidence_values(pass_rate, columns[_DELTA])
     arrays: dict[str, numpy.ndarray] = {}
     for name, values in columns.items():
         arrays[name] = values.float().numpy()

@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 
 from cepo.data.images import open_image
-from cepo.files.foreign import damaged_as
+from cepo.files.safe_files import damaged_as
 
 _LARGEST_SIDE = 640
 

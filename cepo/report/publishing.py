@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cepo.errors import CheckpointError, ConfigError
-from cepo.files.foreign import irregular_file
+from cepo.files.safe_files import irregular_file
 from cepo.report.model_card import write_card
 from cepo.run_folder.layout import CONFIG_FILE
 

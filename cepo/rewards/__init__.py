@@ -7,8 +7,7 @@ takes a quarter of a second to load, and a reward of another kind needs none of 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cepo.errors import ConfigError, DataError
-    from cepo.rewards.answers import (
+    from cepo.answers.equality import (
         answers_equal,
         decimal_value,
         extract_answer,
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
         normalise_answer,
         value_key,
     )
+    from cepo.errors import ConfigError, DataError
 
 __all__ = [
     "ConfigError",
@@ -36,6 +36,6 @@ def __getattr__(name: str) -> object:
         from cepo import errors
 
         return getattr(errors, name)
-    from cepo.rewards import answers
+    from cepo.answers import equality
 
-    return getattr(answers, name)
+    return getattr(equality, name)

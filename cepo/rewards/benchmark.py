@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from cepo.answers.choices import LETTERS, chosen_letters, spelled_alike
+from cepo.answers.equality import answers_equal, decimal_value, extract_answer, is_numeric_answer, normalise_answer
 from cepo.files.trees import Fields, Tree
-from cepo.rewards.answers import answers_equal, decimal_value, extract_answer, is_numeric_answer, normalise_answer
-from cepo.rewards.choices import LETTERS, chosen_letters, spelled_alike
 from cepo.rewards.judge import compute_score as ask_judge
 
 REWARD_NAME = "benchmark"

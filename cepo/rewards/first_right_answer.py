@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from cepo.rewards.answers import answers_equal
+from cepo.answers.equality import answers_equal
 
 _BEGUN = re.compile(r"\w[.,]?\Z")
 _GOES_ON = re.compile(r"[.,]?\w")

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.files.foreign import read_json
+from cepo.files.safe_files import read_json
 from cepo.files.trees import Fields, Tree, is_mapping
 from cepo.run_folder.pictures import png_bytes
-from cepo.sections.declaring import Count, section
+from cepo.sections.fields import Count, section
 from cepo.sections.reader import read_section
 
 REWARD_NAME = "judge"

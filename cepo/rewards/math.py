@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cepo.answers.equality import answers_equal, extract_answer
 from cepo.errors import ConfigError
 from cepo.files.trees import Fields
-from cepo.rewards.answers import answers_equal, extract_answer
 
 REWARD_NAME = "math"
 REWARD_TYPE = "batch"
@@ -15,7 +15,7 @@ REWARD_TYPE = "batch"
 def compute_score(reward_inputs: Sequence[Fields], *, format_weight: float = 0.0) -> list[dict[str, float]]:
     r"""Scores a batch: `overall = (1 - format_weight) * accuracy + format_weight * format`.
 
-    `accuracy` is 1 if the extracted answer equals `ground_truth` (`cepo.rewards.answers`), else 0. `format` is 1 if the
+    `accuracy` is 1 if the extracted answer equals `ground_truth` (`cepo.answers.equality`), else 0. `format` is 1 if the
     response has an answer, a non-empty `\boxed{}` or `<answer>`, else 0. With `worker.reward.answer_function`, the
     answer is the one that this function found (`extracted_answer`). `RewardPool` enforces the time limit. Raises
     `ConfigError` if `format_weight` is outside 0..1.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cepo
 from cepo.errors import EngineError, RewardError
 from cepo.files.trees import Fields
-from cepo.rewards.functions import RewardFailure, RewardOutcome, RewardScore
+from cepo.rewards.contract import RewardFailure, RewardOutcome, RewardScore
 
 if TYPE_CHECKING:
     from cepo.config.worker_schema import RewardConfig
@@ -38,7 +38,7 @@ _Action = Literal["score", "extract", "match", "value", "past"]
 
 
 class WorkerProcess:
-    """Runs `python -m cepo.rewards.serving` and talks to it through a socket, which no output of a reward can disturb."""
+    """Runs `python -m cepo.rewards.worker_process` and talks to it through a socket, which no output of a reward can disturb."""
 
     def __init__(self, setup: Mapping[str, object]) -> None:
         self._connection, workers_end = Pipe()
@@ -51,7 +51,7 @@ class WorkerProcess:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker.
-            [sys.executable, "-P", "-m", "cepo.rewards.serving", str(workers_end.fileno())],
+            [sys.executable, "-P", "-m", "cepo.rewards.worker_process", str(workers_end.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=2,
             pass_fds=[workers_end.fileno()],
@@ -296,12 +296,12 @@ class RewardPool:
         return self._results("past", responses, "%d of %d responses count as if their answer were right nowhere")
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Applies `cepo.rewards.answers.states_the_same` to each pair (prediction, ground truth); False if that failed."""
+        """Applies `cepo.answers.equality.states_the_same` to each pair (prediction, ground truth); False if that failed."""
         results = self._results("match", pairs, "%d of %d comparisons failed and count as unequal")
         return [bool(result) for result in results]
 
     def value_keys(self, answers: Sequence[str]) -> list[str]:
-        """Applies `cepo.rewards.answers.value_key` to each answer; keeps the answer if that failed."""
+        """Applies `cepo.answers.equality.value_key` to each answer; keeps the answer if that failed."""
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 

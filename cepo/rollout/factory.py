@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cepo.errors import ConfigError
-from cepo.models.inputs import EngineUse, Family
+from cepo.models.interface import EngineUse, Family
 from cepo.rollout.generator import Generator, GeneratorSettings
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from cepo.config.worker_schema import RolloutConfig
 from cepo.data.batch import TokenIds, token_array
 from cepo.errors import EngineError
 from cepo.files.trees import Tree
-from cepo.sections.declaring import Count, Natural, section
+from cepo.sections.fields import Count, Natural, section
 
 if TYPE_CHECKING:
-    from cepo.models.inputs import ImageSource, Video
+    from cepo.models.interface import ImageSource, Video
 
 
 @section

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cepo.errors import EngineError
-from cepo.models.fused_decoding import FusedDecoder, FusedDecoding, fused_decoder
+from cepo.models.cpu.fused_decoding import FusedDecoder, FusedDecoding, fused_decoder
 from cepo.models.head import use_float32_logits
-from cepo.models.inputs import EncodedPrompt
+from cepo.models.interface import EncodedPrompt
 from cepo.models.pretrained import load_model, torch_dtype
 from cepo.models.processing import Processing
 from cepo.rollout.generator import (

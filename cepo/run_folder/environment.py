@@ -13,7 +13,7 @@ from typing import Any
 
 import cepo
 from cepo.errors import CepoError
-from cepo.files.foreign import damaged_as, read_json
+from cepo.files.safe_files import damaged_as, read_json
 from cepo.files.secrets import masked_argument
 from cepo.files.trees import Tree, is_dict
 from cepo.hardware import num_processors, processor_name, visible_gpus

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cepo.errors import ForeignFileError
-from cepo.files.foreign import irregular_file
+from cepo.files.safe_files import irregular_file
 
 ROLLOUTS_FOLDER = "rollouts"
 IMAGES_FOLDER = "images"

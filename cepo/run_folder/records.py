@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cepo.errors import DataError
-from cepo.files.foreign import damaged_as, read_objects
-from cepo.files.near import near_path
+from cepo.errors import DataError, near_path
+from cepo.files.safe_files import damaged_as, read_objects
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.layout import GENERATIONS_FILE, METRICS_FILE
 

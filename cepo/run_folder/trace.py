@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.parquet
 
 from cepo.errors import DataError
-from cepo.files.foreign import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
+from cepo.files.safe_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.layout import IMAGES_FOLDER, ROLLOUTS_FOLDER
 from cepo.run_folder.writing import write_atomically

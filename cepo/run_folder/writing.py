@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cepo.errors import DataError
-from cepo.files.foreign import objects_in, open_regular
+from cepo.files.safe_files import objects_in, open_regular
 from cepo.files.trees import Fields
 
 logger = logging.getLogger(__name__)

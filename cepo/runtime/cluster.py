@@ -15,9 +15,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from cepo.config.schema import TrainerConfig
 from cepo.errors import ConfigError, EngineError
-from cepo.files.own_folders import OwnFolder
 from cepo.files.secrets import is_secret
-from cepo.runtime.reach import prepare_own_cluster
+from cepo.files.temp_folders import OwnFolder
+from cepo.runtime.network import prepare_own_cluster
 from cepo.terminal.progress import phase
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.data.image_store import ImageStore
-from cepo.models.inputs import ImageInputs
+from cepo.models.interface import ImageInputs
 from cepo.rollout.generator import GenerationRequest, SamplingSettings
 
 Result = TypeVar("Result")
@@ -92,7 +92,7 @@ def request_indices(requests: Sequence[GenerationRequest], settings: SamplingSet
     return balance_groups(most_tokens, num_ranks)
 
 
-def take(items: Sequence[Result], indices_of_ranks: RankIndices) -> list[list[Result]]:
+def select(items: Sequence[Result], indices_of_ranks: RankIndices) -> list[list[Result]]:
     parts: list[list[Result]] = []
     for indices in indices_of_ranks:
         parts.append([items[index] for index in indices])

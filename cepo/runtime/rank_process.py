@@ -22,13 +22,13 @@ from ray.util.queue import Queue
 from transformers.utils.logging import disable_progress_bar
 
 from cepo.data.image_store import ImageStore
-from cepo.data.rules import RowRules
+from cepo.data.row_settings import RowRules
 from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch, reserve_memory_in_growing_segments
-from cepo.models.inputs import ImageSource
+from cepo.models.interface import ImageSource
 from cepo.models.processing import load_processing
-from cepo.runtime.arrivals import reporter
 from cepo.runtime.dispatch import Receiver, encode
+from cepo.runtime.result_queue import reporter
 from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
 from cepo.workers.memory import require_memory
 from cepo.workers.worker import Worker
@@ -43,7 +43,7 @@ class RankLocation(NamedTuple):
     sees_probe: bool  # whether the driver's file is there
 
 
-class Meeting(NamedTuple):
+class ProcessGroupAddress(NamedTuple):
     """The address and rank numbers for starting torch.distributed."""
 
     rank: int
@@ -90,7 +90,7 @@ class RankProcess:
         return RankLocation(ray.util.get_node_ip_address(), os.getpid(), free_port, sees_probe)
 
     @_failure_in_log()
-    def build(self, content: bytes, meeting: Meeting, arrivals: Queue | None = None) -> bytes:
+    def build(self, content: bytes, meeting: ProcessGroupAddress, arrivals: Queue | None = None) -> bytes:
         """Joins the other ranks and builds the worker; answers with its generator's name and if it can read images.
 
         Finished groups of responses are put into `arrivals`.
@@ -152,7 +152,7 @@ def _can_read(store: ImageStore, probe: ImageSource) -> bool:
         return False
 
 
-def _meet(meeting: Meeting) -> None:
+def _meet(meeting: ProcessGroupAddress) -> None:
     os.environ["RANK"] = str(meeting.rank)
     os.environ["WORLD_SIZE"] = str(meeting.num_ranks)
     os.environ["LOCAL_RANK"] = "0"

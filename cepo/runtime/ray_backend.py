@@ -21,17 +21,17 @@ from cepo.config.schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
-from cepo.models.inputs import ImageSource
+from cepo.models.interface import ImageSource
 from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.run_folder.layout import LOGS_FOLDER, require_own_records
 from cepo.runtime import dispatch
-from cepo.runtime.arrivals import Arrivals, Arrived, start_queue
 from cepo.runtime.cluster import connect, reserve, worker_environment
 from cepo.runtime.dispatch import Sender, encode
-from cepo.runtime.rank_process import Meeting, RankLocation, RankProcess
+from cepo.runtime.rank_process import ProcessGroupAddress, RankLocation, RankProcess
+from cepo.runtime.result_queue import Arrived, ResultQueue, start_queue
 from cepo.terminal.progress import SECONDS_BETWEEN_LINES, phase
 from cepo.workers.memory import Memory
-from cepo.workers.worker import WorkerFacts
+from cepo.workers.worker import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Ranks:
         self.locations: list[RankLocation] = []
         self.answers: list[Any] = []
         self._group, resources = reserve(trainer)
-        self._arrivals = Arrivals(start_queue())
+        self._arrivals = ResultQueue(start_queue())
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
         self._processes: list[Any] = []
         for rank, log in enumerate(self._logs):
@@ -82,7 +82,7 @@ class Ranks:
         meeting_seconds = self._trainer.stage_timeout_seconds + _GRACE_SECONDS
         calls: list[object] = []
         for rank, process in enumerate(self._processes):
-            meeting = Meeting(rank, self.number, first.machine, first.free_port, meeting_seconds)
+            meeting = ProcessGroupAddress(rank, self.number, first.machine, first.free_port, meeting_seconds)
             calls.append(process.build.remote(content, meeting, self._arrivals.queue))
         logs = self._logs[0].parent
         with phase(f"{self.number} workers load the model and start their engines; their logs are in {logs}"):
@@ -231,7 +231,7 @@ class RayBackend:
         ConfigError, EngineError, WorkerLostError: see `connect` and `Ranks`.
     """
 
-    def __init__(self, facts: WorkerFacts, memory: Memory | None, image_probe: ImageSource | None) -> None:
+    def __init__(self, facts: WorkerSpec, memory: Memory | None, image_probe: ImageSource | None) -> None:
         connect(facts.trainer)
         self.ranks = Ranks(facts.trainer, encode((facts, memory, image_probe)))
         self.generator_name: str = self.ranks.answers[0][0]
@@ -259,7 +259,7 @@ class RayBackend:
         size = self._ranks_per_engine  # neighbouring ranks, which get the same requests and give the same responses
         indices = dispatch.request_indices(requests, settings, self.ranks.number // size)
         messages: list[object] = []
-        for part in dispatch.take(requests, indices):
+        for part in dispatch.select(requests, indices):
             messages += [(part, settings)] * size
 
         groups: list[list[Generation]] = [[] for _ in requests]
@@ -315,7 +315,7 @@ class RayBackend:
 
     def _pass(self, method: str, rows: Sequence[ScoringRow], **keywords: Any) -> list[Tensor]:
         indices = self._assignment.indices_of(rows)
-        parts = dispatch.take(rows, indices)
+        parts = dispatch.select(rows, indices)
         for rank, part in enumerate(parts):
             self._tokens[rank] += sum(row.num_tokens for row in part)
         results = self.call(method, [(part,) for part in parts], **keywords)

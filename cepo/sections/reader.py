@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 
 from cepo.errors import ConfigError
 from cepo.files.trees import Fields, Tree
-from cepo.sections.declaring import fields_of
-from cepo.sections.wording import Fault, Wording
+from cepo.sections.fields import fields_of
+from cepo.sections.messages import Fault, Wording
 
 _Section = TypeVar("_Section")
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}

@@ -10,7 +10,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 
 from cepo.errors import ConfigError, did_you_mean
 from cepo.files.trees import Fields, Tree
-from cepo.sections.declaring import fields_of, section
+from cepo.sections.fields import fields_of, section
 from cepo.sections.reader import default_tree
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cepo.algorithms.token_batches import with_rows
+from cepo.algorithms.masking import with_rows
 from cepo.config.schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, RowName
 from cepo.losses.aggregation import LossDenominators

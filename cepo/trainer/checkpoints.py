@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from cepo.config.paths import find_path, shipped_name
 from cepo.errors import CheckpointError, ForeignFileError
-from cepo.files.foreign import irregular_file, read_json
+from cepo.files.safe_files import irregular_file, read_json
 from cepo.files.trees import Tree, is_dict
 from cepo.run_folder.layout import (
     ACTOR_FOLDER,

@@ -18,7 +18,7 @@ PASSES_WITHOUT_GAIN = 3
 """Number of passes over the data without a kept group after which filtering without a limit of rounds gives up."""
 
 
-def ask_until_enough(
+def sample_until_enough(
     next_round: Callable[[int], Rollouts],
     algorithm: AlgorithmConfig,
     *,

@@ -1,4 +1,4 @@
-"""Implements the training step: ask, plan, score, estimate, update, record."""
+"""Implements the training step: sample, plan, score, estimate, update, record."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from cepo.algorithms import Estimator
 from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
 from cepo.config.worker_schema import WorkerConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
-from cepo.data.contexts import ContextBuilder, Problem
+from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.read_ahead import ProblemReader, problems_and_prompts
 from cepo.data.training_set import TrainingProblems
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
-from cepo.models.inputs import EncodedPrompt
+from cepo.models.interface import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Sampler
+from cepo.run_folder.sinks.tracker import Tracker
 from cepo.terminal.progress import phase
-from cepo.tracking.tracker import Tracker
-from cepo.trainer.asking import Asker, training_settings
 from cepo.trainer.batches import ScoredBatch, actor_batches, critic_batches, restricted, scored_batch, with_scored
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.filtering import ask_until_enough
-from cepo.trainer.groups import rollout_groups
+from cepo.trainer.filtering import sample_until_enough
 from cepo.trainer.penalty import gap_at_temperature_1, penalise
 from cepo.trainer.planning import ScoringPlan, make_plan
 from cepo.trainer.protocol import Backend, Callback
 from cepo.trainer.recording import group_records, reward_metrics, work_metrics
+from cepo.trainer.rollout_groups import rollout_groups
 from cepo.trainer.rollouts import Rollouts
 from cepo.trainer.run_policy import RunPolicy
+from cepo.trainer.sampling import RolloutSampler, training_settings
 from cepo.trainer.stage_clock import StageClock
 from cepo.trainer.validation import Validator
 from cepo.types import RolloutGroup, TokenSignal
@@ -66,7 +66,9 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
-        self._asker = Asker(self.worker, self.algorithm, self.contexts, self.processing, self.rewards, self.clock)
+        self._rollout_sampler = RolloutSampler(
+            self.worker, self.algorithm, self.contexts, self.processing, self.rewards, self.clock
+        )
         self._reader = ProblemReader(self.problems, self.contexts, self._problems_per_round)
         self._sampling = training_settings(self.worker.rollout, self.data.max_response_length)
         self._updates_every_row = self.worker.actor.has_entropy_term
@@ -116,8 +118,8 @@ class Trainer:
 
     def train_step(self, step: int) -> None:
         with self.clock.stage("step"):
-            rollouts = self.ask(step)
-            self._call_back("after_ask", rollouts)
+            rollouts = self.sample(step)
+            self._call_back("after_sample", rollouts)
             plan = self.plan(rollouts)
             self._call_back("after_plan", plan)
             batch = self.score(plan)
@@ -134,7 +136,7 @@ class Trainer:
         for callback in self.callbacks:
             getattr(callback, stage)(*values)
 
-    def ask(self, step: int) -> Rollouts:
+    def sample(self, step: int) -> Rollouts:
         """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
         algorithm = self.algorithm
 
@@ -144,10 +146,10 @@ class Trainer:
             self.state.rounds += 1
             if step + 1 < self.total_steps or algorithm.online_filtering:
                 self._reader.read_ahead(self.state.rounds)
-            return self.sample(problems, self.backend, step=step, attempt=attempt, prompts=prompts)
+            return self.sample_problems(problems, self.backend, step=step, attempt=attempt, prompts=prompts)
 
         if algorithm.online_filtering:
-            rollouts = ask_until_enough(
+            rollouts = sample_until_enough(
                 next_round,
                 algorithm,
                 num_groups=self.data.rollout_batch_size,
@@ -158,7 +160,7 @@ class Trainer:
             rollouts = next_round(0)
         return self.with_baselines(rollouts, self.backend)
 
-    def sample(
+    def sample_problems(
         self,
         problems: Sequence[Problem],
         sampler: Sampler,
@@ -168,13 +170,15 @@ class Trainer:
         prompts: Sequence[EncodedPrompt] | None = None,
     ) -> Rollouts:
         """Samples and rewards responses to `problems` with the settings of training; encodes `prompts` unless given."""
-        return self._asker.ask(problems, sampler, self._sampling, step=step, attempt=attempt, prompts=prompts)
+        return self._rollout_sampler.sample(
+            problems, sampler, self._sampling, step=step, attempt=attempt, prompts=prompts
+        )
 
     def with_baselines(self, rollouts: Rollouts, sampler: Sampler) -> Rollouts:
         """Adds the reward of a greedy response to each prompt, if the method reads it."""
         if "reward_baselines" not in self.estimator.reads:
             return rollouts
-        return self._asker.with_baselines(rollouts, sampler, self._sampling)
+        return self._rollout_sampler.with_baselines(rollouts, sampler, self._sampling)
 
     def plan(self, rollouts: Rollouts, *, every_row: bool = False) -> ScoringPlan:
         """Decides which rows learn, what their teachers read, and which rows the student must score.

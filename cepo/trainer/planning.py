@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.algorithms.readings import possible_rows, readings_of
+from cepo.algorithms.teacher_contexts import possible_rows, teacher_contexts_of
 from cepo.data.batch import ScoringRow
-from cepo.data.contexts import ContextBuilder, mask_for
+from cepo.data.prompts import ContextBuilder, mask_for
 from cepo.metrics import Metric, Metrics, fraction, sum_value
-from cepo.models.inputs import EncodedPrompt
-from cepo.trainer.groups import reference_metrics
+from cepo.models.interface import EncodedPrompt
+from cepo.trainer.rollout_groups import reference_metrics
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import Reference, RolloutGroup
 
@@ -116,7 +116,9 @@ def plan_views(
         placed = place(row, reference)
         return None if placed.text is None else placed
 
-    readings = readings_of(estimator, groups, live, show, rewards=rollouts.rewards, group_ids=rollouts.group_ids)
+    readings = teacher_contexts_of(
+        estimator, groups, live, show, rewards=rollouts.rewards, group_ids=rollouts.group_ids
+    )
     views: list[View] = []
     for name, references in readings.chosen.items():
         fates: Counter[str] = Counter()

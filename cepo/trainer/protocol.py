@@ -70,7 +70,7 @@ class Callback:
     get. An exception ends the run, which resumes from its last checkpoint when it is started again.
     """
 
-    def after_ask(self, rollouts: Rollouts) -> None:
+    def after_sample(self, rollouts: Rollouts) -> None:
         """Responses were sampled and rewarded; `rollouts.step` is 0-based."""
 
     def after_plan(self, plan: ScoringPlan) -> None:

@@ -9,11 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cepo.algorithms.token_batches import at_last_token, response_mask_of
+from cepo.algorithms.masking import at_last_token, response_mask_of
 from cepo.data.batch import OWN_VIEW, ScoringRow
-from cepo.data.contexts import Problem
+from cepo.data.prompts import Problem
 from cepo.metrics import Metric, Metrics
-from cepo.models.inputs import EncodedPrompt
+from cepo.models.interface import EncodedPrompt
 from cepo.rollout.generator import Generation
 
 

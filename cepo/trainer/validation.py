@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from cepo.config.schema import AlgorithmConfig, TrainerConfig, WorkerConfig
-from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
+from cepo.data.prompts import ContextBuilder
 from cepo.metrics import Metrics, fraction, mean_of, merge_metrics, sum_value
-from cepo.models.inputs import EncodedPrompt
+from cepo.models.interface import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
 from cepo.run_folder.pictures import thumbnail
-from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
 from cepo.trainer.protocol import Backend
 from cepo.trainer.rollouts import Rollouts
+from cepo.trainer.sampling import VALIDATION_STEP, RolloutSampler, validation_settings
 from cepo.types import Reference
 
 MENTIONS = re.compile(
@@ -54,7 +54,7 @@ class Validator:
         self._contexts = contexts
         self._processing = processing
         self._rewards = rewards
-        self._asker = Asker(worker, algorithm, contexts, processing, rewards)
+        self._rollout_sampler = RolloutSampler(worker, algorithm, contexts, processing, rewards)
         self._settings = validation_settings(worker.rollout, max_response_length)
         self._greedy = dataclasses.replace(self._settings, num_samples=1, temperature=0.0)
         self._indices = list(range(len(problems)))  # of the problems that are validated
@@ -76,7 +76,7 @@ class Validator:
         size = self._batch_size
         for start in range(0, len(self._indices), size):
             problems = [self._problems[index] for index in self._indices[start : start + size]]
-            rollouts = self._asker.ask(problems, backend, self._settings, step=VALIDATION_STEP)
+            rollouts = self._rollout_sampler.sample(problems, backend, self._settings, step=VALIDATION_STEP)
             first_response = start * self._settings.num_samples
             lengths = [len(generation.response_ids) for generation in rollouts.generations]
             metrics: Metrics = {
@@ -92,7 +92,7 @@ class Validator:
                 metrics |= leak_metrics(rollouts, num_probed, self._contexts, backend)
             greedy = None
             if self._trainer.val_greedy:
-                greedy = self._asker.ask(problems, backend, self._greedy, step=VALIDATION_STEP)
+                greedy = self._rollout_sampler.sample(problems, backend, self._greedy, step=VALIDATION_STEP)
                 metrics["val/greedy_accuracy"] = mean_of(greedy.correct.float())
                 metrics["val/num_greedy_samples"] = sum_value(len(greedy.correct))
             parts.append(metrics)

@@ -20,19 +20,19 @@ from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
+from cepo.workers.batching import RankPass
 from cepo.workers.building import build_scoring_model
 from cepo.workers.distributed import GatheredWeights, MergedWeights, on_first_rank, reshard, trained_weights
-from cepo.workers.kept_states import KeptStates
-from cepo.workers.passes import RankPass
+from cepo.workers.hidden_state_cache import HiddenStateCache
 from cepo.workers.scoring_model import ScoringModel, TeacherStates, TokenScores
 from cepo.workers.teacher_weights import TeacherWeights
-from cepo.workers.trained import Trained
+from cepo.workers.training import TrainableModel
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")
 """The settings of KL(P_student || P_reference) over the whole vocabulary."""
 
 
-class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
+class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
     """The trained policy, with LoRA or full fine-tuning.
 
     Args:
@@ -59,7 +59,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
         self.teacher_weights = TeacherWeights(module, teacher)
         self.reference_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
-        self.kept = KeptStates()
+        self.kept = HiddenStateCache()
         self._objective = objective_settings
         self._entropy_coefficient = objective_settings.entropy.coefficient  # of the step that is being updated
         self._reported_computed = 0
@@ -116,7 +116,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         return () if states is None else (states,)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """See `Trained.update`; adds the work since the last update (`_max`: over ranks), and the share saved."""
+        """See `TrainableModel.update`; adds the work since the last update (`_max`: over ranks), and the share saved."""
         self._entropy_coefficient = self._objective.entropy.coefficient_at(step, total_steps=self._total_steps)
         return merge_metrics([super().update(batches, step=step), self.work_metrics()])
 

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor, Shard
 
 from cepo.errors import CheckpointError
-from cepo.files.foreign import size_of
+from cepo.files.safe_files import size_of
 from cepo.models.pretrained import write_quantization
 from cepo.rollout.generator import AdapterWeights
 from cepo.workers.actor import Actor

@@ -12,14 +12,14 @@ from cepo.data.batch import CriticBatch, ScoringRow
 from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
+from cepo.workers.batching import RankPass
 from cepo.workers.building import build_value_model
 from cepo.workers.distributed import reshard
-from cepo.workers.passes import RankPass
 from cepo.workers.scoring_model import ValueModel
-from cepo.workers.trained import Trained
+from cepo.workers.training import TrainableModel
 
 
-class Critic(Trained[CriticConfig, ValueModel, CriticBatch]):
+class Critic(TrainableModel[CriticConfig, ValueModel, CriticBatch]):
     """A separate value model, with all weights trained. It reads the actor's tokens, with the actor's `processing`.
 
     Raises:

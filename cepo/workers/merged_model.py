@@ -16,11 +16,11 @@ from torch import Tensor
 
 from cepo.config.worker_schema import FloatType
 from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
-from cepo.files.foreign import irregular_file, read_json, size_of
+from cepo.files.safe_files import irregular_file, read_json, size_of
 from cepo.files.trees import is_list
 from cepo.models import pretrained
 from cepo.models.families import family_of
-from cepo.models.inputs import Family
+from cepo.models.interface import Family
 from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights
@@ -316,7 +316,7 @@ def read_adapter(folder: Path) -> AdapterWeights:
     follow but that is not read here is refused, so that no adapter means something else than trained.
 
     Raises:
-        CheckpointError: a file breaks the policy of `cepo.files.foreign`, or the two contradict each other.
+        CheckpointError: a file breaks the policy of `cepo.files.safe_files`, or the two contradict each other.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

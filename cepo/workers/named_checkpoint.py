@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig, load_config
 from cepo.config.paths import HUB_NAME, MICROGEO_MODELS
-from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_for_evaluation, recorded_model
+from cepo.config.untrusted_record import CHAT_TEMPLATE, MODEL, recorded_for_evaluation, recorded_model
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
-from cepo.files.foreign import read_text
+from cepo.files.safe_files import read_text
 from cepo.files.trees import Fields
 from cepo.run_folder.layout import CHECKPOINT_PREFIX, CONFIG_FILE
 
@@ -29,7 +29,7 @@ def config_of_checkpoint(
     """Returns the configuration, whose model is loaded first, and the folder of trained weights to load into it if any.
 
     Without `config=` among the settings, data, model, sampling, correctness rule and the sections `also` are those of
-    the checkpoint's run, as far as `cepo.config.recorded` takes them. The command does not read the data `unread`.
+    the checkpoint's run, as far as `cepo.config.untrusted_record` takes them. The command does not read the data `unread`.
     """
     actor, model = _resolved(checkpoint)
     named_keys = [argument.partition("=")[0] for argument in settings]

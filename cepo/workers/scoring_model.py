@@ -19,12 +19,12 @@ from cepo.models.capped_head import output_head, replaced_weight
 from cepo.models.families import family_of
 from cepo.models.head import divergence_chunk_tokens, head_chunk_tokens, target_log_probs
 from cepo.models.head_entropy import log_probs_and_entropies
-from cepo.models.inputs import ImageFeatures, ImageInputs, sequence_positions
+from cepo.models.interface import ImageFeatures, ImageInputs, sequence_positions
 from cepo.models.pretrained import frozen_vision_parts, share_segments
 from cepo.models.processing import Processing
 from cepo.models.segments import SegmentLayout
 from cepo.types import DivergenceConfig
-from cepo.workers.passes import Segment, TokenForest
+from cepo.workers.batching import PrefixTree, Segment
 
 HEAD_SCALE = 0.01
 """Standard deviation of untrained values for hidden states of unit size, so that initial values are close to 0."""
@@ -59,7 +59,7 @@ class CollatedRows:
 
 def collate(
     rows: Sequence[ScoringRow],
-    forest: TokenForest | None = None,
+    forest: PrefixTree | None = None,
     *,
     processing: Processing,
     device: torch.device,
@@ -131,7 +131,7 @@ def _padded_places(rows: Sequence[ScoringRow]) -> _Places:
     return _Places(shape=(len(rows), length), segments=segments, response_index=response_index)
 
 
-def _packed_places(rows: Sequence[ScoringRow], forest: TokenForest, multiple_of: int) -> _Places:
+def _packed_places(rows: Sequence[ScoringRow], forest: PrefixTree, multiple_of: int) -> _Places:
     layout = forest.layout.filled_to(multiple_of)
     response_index: list[Tensor] = []
     for number, row in enumerate(rows):

@@ -36,7 +36,7 @@ from cepo.workers.memory import Memory, with_sleep_decided
 
 
 @dataclass(frozen=True)
-class WorkerFacts:
+class WorkerSpec:
     """The inputs of a worker.
 
     `needs_values` tells whether the method uses a critic; `most_visuals` are the maximum numbers of images and of videos
@@ -58,7 +58,7 @@ class WorkerFacts:
         num_devices = self.trainer.num_devices
         return settings_of_run(self.data, self.worker, num_devices=num_devices, most_visuals=self.most_visuals)
 
-    def sleep_decided(self, memory: Memory | None) -> WorkerFacts:
+    def sleep_decided(self, memory: Memory | None) -> WorkerSpec:
         """Returns the facts with `rollout.sleep` decided by the memory estimate for this process's GPU."""
         rollout = with_sleep_decided(memory, self.worker.rollout, this_device())
         return dataclasses.replace(self, worker=dataclasses.replace(self.worker, rollout=rollout))
@@ -74,7 +74,7 @@ class Worker:
         ConfigError, EngineError: a model cannot be loaded, or the rollout engine does not start.
     """
 
-    def __init__(self, facts: WorkerFacts, processing: Processing) -> None:
+    def __init__(self, facts: WorkerSpec, processing: Processing) -> None:
         settings = facts.worker
         self._processing = processing
         self._skips_special_tokens = settings.reward.skip_special_tokens
@@ -103,7 +103,7 @@ class Worker:
         self._has_sampled = True  # the engine's start counts as sampling
         self.generator_name = self.generator.name
 
-    def _generator_settings(self, facts: WorkerFacts) -> GeneratorSettings:
+    def _generator_settings(self, facts: WorkerSpec) -> GeneratorSettings:
         settings = facts.generator
         if settings.lora_rank == 0:
             return settings

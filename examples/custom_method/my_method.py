@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from cepo.algorithms import GroupRelativeEstimator, TeacherConfig, credit, group_advantages, register_estimator
+from cepo.algorithms import GroupRelativeEstimator, TeacherConfig, group_advantages, register_estimator, statistics
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal, mean_of
 
 
@@ -33,8 +33,8 @@ class MyMethod(GroupRelativeEstimator):
         advantages = group_advantages(batch.rewards, batch.group_ids).unsqueeze(1)  # (B, 1) A
         delta = (batch.teacher_log_probs["blamed"] - batch.old_log_probs).where(mask, 0.0)
         is_blamed = advantages < 0
-        weight = credit.evidence_weight(delta, is_blamed.to(delta.dtype), clip_radius=self.config.clip_radius)
+        weight = statistics.evidence_weight(delta, is_blamed.to(delta.dtype), clip_radius=self.config.clip_radius)
         weight = weight.to(delta.dtype).where(mask, 0.0)
-        metrics = credit.group_metrics(batch)
+        metrics = statistics.group_metrics(batch)
         metrics["blame/weight_mean"] = mean_of(weight, mask & is_blamed)
         return TokenSignal(advantages=advantages * weight, metrics=metrics, diagnostics={"weight": weight})

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms import Estimator, register_estimator, statistics
 from cepo.types import TokenBatch, TokenSignal, mean_of
 
 
@@ -21,8 +21,10 @@ class LowProbabilityControl(Estimator):
         share: Annotated[float, Field(gt=0, le=1, description="Share q of each response's tokens.")] = 0.2
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        is_rare = credit.highest_tokens(-batch.old_log_probs, batch.response_mask, share=self.config.share)  # (B, T)
-        metrics = credit.group_metrics(batch)
+        is_rare = statistics.highest_tokens(
+            -batch.old_log_probs, batch.response_mask, share=self.config.share
+        )  # (B, T)
+        metrics = statistics.group_metrics(batch)
         metrics["control/log_prob_of_rare_tokens"] = mean_of(batch.old_log_probs, is_rare)
         advantages = -self.config.size * is_rare.to(batch.old_log_probs.dtype)
         return TokenSignal(advantages=advantages, metrics=metrics)

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from cepo.algorithms import GroupRelativeEstimator, TeacherConfig, credit, group_advantages, register_estimator
+from cepo.algorithms import GroupRelativeEstimator, TeacherConfig, group_advantages, register_estimator, statistics
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 
@@ -27,9 +27,9 @@ class Visible(GroupRelativeEstimator):
         mask = batch.response_mask  # (B, T)
         advantages = group_advantages(batch.rewards, batch.group_ids).unsqueeze(1)  # (B, 1) A
         delta = (batch.old_log_probs - batch.teacher_log_probs["blind"]).where(mask, 0.0)
-        sign = credit.advantage_sign(advantages)
-        weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius)
+        sign = statistics.advantage_sign(advantages)
+        weight = statistics.evidence_weight(delta, sign, clip_radius=self.config.clip_radius)
         weight = weight.to(delta.dtype).where(mask, 0.0)
-        metrics = credit.group_metrics(batch)
+        metrics = statistics.group_metrics(batch)
         diagnostics = {"delta": delta, "weight": weight}
         return TokenSignal(advantages=advantages * weight, metrics=metrics, diagnostics=diagnostics)

@@ -31,7 +31,7 @@ def attend(shape: str, dtype: torch.dtype, length: int) -> None:
 def main(shape: str, dtype: str) -> None:
     """Reports the shared memory of both kernels; a kernel that does not fit is only a fault in 16 bits.
 
-    In float32 the run then pads its rows, as `cepo.workers.passes` does after any such error.
+    In float32 the run then pads its rows, as `cepo.workers.batching` does after any such error.
     """
     available = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
     error: Any = None

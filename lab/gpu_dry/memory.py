@@ -178,7 +178,7 @@ def replace_kernels() -> None:
     from cepo.models import head, head_kernel, pretrained, segments
     from cepo.models.families import family_of
     from cepo.models.patch_embedding import use_linear_patch_embedding
-    from cepo.workers import trained
+    from cepo.workers import training
 
     def attend(query: Tensor, key: Tensor, value: Tensor, layout: Any, scale: float) -> Any:
         return _Attention.apply(query, key, value)
@@ -204,7 +204,7 @@ def replace_kernels() -> None:
         return model
 
     # Gradients are whatever memory held: their norm counts as 1, since no step is taken with one that is not finite.
-    trained.whole_tensor = lambda norm: torch.ones(())
+    training.whole_tensor = lambda norm: torch.ones(())
     segments.attend_by_blocks = attend
     head._kernel_works = lambda device, dtype: True
     head_kernel.log_probs_in_place = log_probs

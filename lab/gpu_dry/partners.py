@@ -89,4 +89,4 @@ def _meet(port: int, num_ranks: int) -> None:
     from cepo.runtime import rank_process
 
     rank_process.process_group_backend = lambda device: "cpu:gloo,cuda:fake"
-    rank_process._meet(rank_process.Meeting(this_rank(), num_ranks, "127.0.0.1", port, SECONDS))
+    rank_process._meet(rank_process.ProcessGroupAddress(this_rank(), num_ranks, "127.0.0.1", port, SECONDS))

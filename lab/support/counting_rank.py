@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cepo.runtime.reach import prepare_own_cluster
+from cepo.runtime.network import prepare_own_cluster
 from lab.support.collectives import Count, install, sharding_of
 
 prepare_own_cluster()  # before the next lines import Ray
 from ray.util.queue import Queue  # noqa: E402
 
-from cepo.runtime.rank_process import Meeting, RankProcess  # noqa: E402
+from cepo.runtime.rank_process import ProcessGroupAddress, RankProcess  # noqa: E402
 
 
 class CountingRank(RankProcess):
@@ -24,7 +24,7 @@ class CountingRank(RankProcess):
         self._counts = Path(log_file).with_suffix(".counts.jsonl")
         self._count = Count()
 
-    def build(self, content: bytes, meeting: Meeting, arrivals: Queue | None = None) -> bytes:
+    def build(self, content: bytes, meeting: ProcessGroupAddress, arrivals: Queue | None = None) -> bytes:
         built = super().build(content, meeting, arrivals)
         assert self._worker is not None
         self._write({"sharding": asdict(sharding_of(self._worker.actor, meeting.num_ranks))})

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 IN_PLACE = "aten::addmm_"
 """The operation by which adapters add their product, whose work torch does not count by itself."""
 BY_ONEDNN = "mkldnn::_linear_pointwise"
-"""The operation of `cepo.models.matrix_products`, whose work torch does not count by itself either."""
+"""The operation of `cepo.models.cpu.matrix_products`, whose work torch does not count by itself either."""
 MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", IN_PLACE, BY_ONEDNN, "aten::bmm", "aten::baddbmm")
 """The operations of linear layers; fused attention is a separate operation."""
 LISTED_OPERATIONS = 12
@@ -106,7 +106,7 @@ def product_speed(
     """
     import torch
 
-    from cepo.models.matrix_products import linear
+    from cepo.models.cpu.matrix_products import linear
 
     compute = compute or linear
     draw = torch.Generator(device).manual_seed(0)

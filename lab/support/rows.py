@@ -36,7 +36,7 @@ def build_rows(
 
     from cepo.data.batch import ScoringRow, token_array
     from cepo.models.families import GridReader
-    from cepo.models.inputs import EncodedPrompt, ImageInputs
+    from cepo.models.interface import EncodedPrompt, ImageInputs
 
     reader = processing.images
     assert isinstance(reader, GridReader), "the shapes are those of a model with a grid of patches"
@@ -83,7 +83,7 @@ def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
 def gradients_of(actor: Actor, batch: OptimizerBatch) -> list[Tensor]:
     """Returns the unsharded gradient of the batch's loss for each trained weight, on the CPU; updates nothing."""
     from cepo.workers.distributed import whole_tensor
-    from cepo.workers.trained import weights_of
+    from cepo.workers.training import weights_of
 
     actor.to_device()
     actor._accumulate(batch)

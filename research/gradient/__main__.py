@@ -25,7 +25,7 @@ from cepo.terminal.lines import print_plain
 def measure(batches: int, projections: int, dry_run: bool, **options: Any) -> None:
     """Measures, writes the results and prints them; `options` are those of `cepo credit`."""
     from cepo.commands.measure_credit import make_credit_plan
-    from cepo.credit.session import opened
+    from cepo.credit.resources import opened
     from cepo.hardware import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
     from cepo.run_folder.writing import write_atomically

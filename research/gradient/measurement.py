@@ -15,10 +15,10 @@ from torch import Tensor
 
 from cepo.algorithms import Estimator
 from cepo.credit.agreement import MethodSignal, signals_of
-from cepo.credit.session import Session
+from cepo.credit.resources import Session
 from cepo.credit.truth import claim_folder, read_whole
 from cepo.errors import DataError
-from cepo.files.foreign import read_json
+from cepo.files.safe_files import read_json
 from cepo.run_folder.writing import write_atomically
 from cepo.terminal.progress import Progress
 from cepo.trainer.batches import actor_batches
@@ -95,7 +95,7 @@ class GradientMeasurement:
 
     def _measure(self, batch: int) -> None:
         with_baselines = any("reward_baselines" in method.reads for method in self._methods.values())
-        rollouts = self._session.ask(batch, with_baselines=with_baselines)
+        rollouts = self._session.sample(batch, with_baselines=with_baselines)
         signals = signals_of(rollouts, self._methods, self._session)
         self._store.write(batch, torch.stack([self._gradient(each) for each in signals]))
         self._session.backend.finish_step(batch)

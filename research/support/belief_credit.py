@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 from torch import Tensor
 
-from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms import Estimator, register_estimator, statistics
 from cepo.algorithms.evidence import hindsight_advantages
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import HindsightAdvantageConfig, PositiveConfig, TeacherConfig
-from cepo.sections.declaring import section
+from cepo.sections.fields import section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 
@@ -43,17 +43,17 @@ class BeliefCritic(Estimator):
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         del step
         _, values = hindsight_advantages(batch, dataclasses.replace(self.config.advantage, scale="none"))
-        advantages, _ = credit.generalised_advantages(
+        advantages, _ = statistics.generalised_advantages(
             batch.token_level_rewards, values, batch.response_mask, gamma=1.0, gae_lambda=self.config.lam
         )
-        prior, size = credit.pass_rate_of_others(batch.rewards, batch.group_ids)
+        prior, size = statistics.pass_rate_of_others(batch.rewards, batch.group_ids)
         advantages = self.shaped(advantages, (batch.rewards.double() - prior).sign().unsqueeze(1))
         if self.config.advantage.scale == "std":
             deviation = (prior * (1 - prior) * size / (size - self.config.advantage.ddof)).sqrt()
             advantages = advantages / deviation.unsqueeze(1)
         return TokenSignal(
             advantages=advantages.to(batch.rewards.dtype) * batch.response_mask,
-            metrics=credit.group_metrics(batch),
+            metrics=statistics.group_metrics(batch),
         )
 
     def shaped(self, advantages: Tensor, sign: Tensor) -> Tensor:

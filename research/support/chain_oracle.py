@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
+from cepo.algorithms import GroupRelativeEstimator, register_estimator, statistics
 from cepo.metrics import mean_of
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 from lab.worlds.tokenizer import build_tokenizer
@@ -53,8 +53,8 @@ class ChainOracle(GroupRelativeEstimator):
             self._chances.add(
                 [pair for steps, truth, _ in rows for pair in values_along(steps, truth, self._chances).outcomes]
             )
-        _, deviation, _ = credit.group_moments(batch.rewards, batch.group_ids)
-        live = credit.live_rows(batch.rewards, batch.group_ids)
+        _, deviation, _ = statistics.group_moments(batch.rewards, batch.group_ids)
+        live = statistics.live_rows(batch.rewards, batch.group_ids)
         advantages = torch.zeros_like(batch.token_level_rewards, dtype=torch.float64)
         outcomes, error = list[tuple[str, bool]](), torch.zeros(len(rows))
         for row, (steps, truth, pieces) in enumerate(rows):
@@ -66,7 +66,7 @@ class ChainOracle(GroupRelativeEstimator):
             credits = token_advantages(steps, walk, pieces, reward)[:length]
             advantages[row, :length] = torch.tensor(credits).to(advantages)
         self._chances.add(outcomes)
-        scaled = (advantages / (deviation + credit.DEVIATION_FLOOR).unsqueeze(1)) * live.unsqueeze(1)
-        metrics = credit.group_metrics(batch)
+        scaled = (advantages / (deviation + statistics.DEVIATION_FLOOR).unsqueeze(1)) * live.unsqueeze(1)
+        metrics = statistics.group_metrics(batch)
         metrics["oracle/last_value_error"] = mean_of(error)
         return TokenSignal(advantages=scaled.to(batch.token_level_rewards.dtype) * batch.response_mask, metrics=metrics)

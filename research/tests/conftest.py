@@ -1,5 +1,5 @@
 """Ray reads its variables at its first import, which is that of a test module here."""
 
-from cepo.runtime.reach import prepare_own_cluster
+from cepo.runtime.network import prepare_own_cluster
 
 prepare_own_cluster()

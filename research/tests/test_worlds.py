@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from cepo.answers.equality import extract_answer
 from cepo.config.paths import MICROGEO_DATA
 from cepo.microgeo.problems import generate_problem
 from cepo.microgeo.world import SHAPES, split_problems, write_problems
-from cepo.rewards.answers import extract_answer
 from lab.worlds.demonstrations import FORMAT_PROMPT, TEACHER_PROMPT, WARM_START, Demonstration, NoiseRates, demonstrate
 from lab.worlds.tokenizer import build_tokenizer
 from research.doses.training import _SHARES, demonstrate_worked

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
-from cepo.algorithms import build_estimator, credit, group_advantages
-from cepo.algorithms.credit import generalised_advantages, whitened
+from cepo.algorithms import build_estimator, group_advantages, statistics
 from cepo.algorithms.settings import GroupAdvantageConfig
+from cepo.algorithms.statistics import generalised_advantages, whitened
 from cepo.errors import ConfigError
 from cepo.metrics import Metrics, mean_value, results
 from cepo.types import TokenBatch, TokenSignal
@@ -74,7 +74,7 @@ def test_advantages_of_a_group_sum_to_0_with_deviation_at_most_1(rewards: list[f
 
 
 def test_an_advantage_below_1e_6_has_sign_0() -> None:
-    signs = credit.advantage_sign(torch.tensor([-2.0, -9e-7, 0.0, 9e-7, 2e-6]))
+    signs = statistics.advantage_sign(torch.tensor([-2.0, -9e-7, 0.0, 9e-7, 2e-6]))
     assert signs.tolist() == [-1.0, 0.0, 0.0, 0.0, 1.0]
 
 
@@ -99,7 +99,7 @@ def test_evidence_factors_are_those_worked_out_by_hand(advantage: float, delta: 
 
 def test_a_group_is_live_from_a_range_of_a_millionth_on() -> None:
     rewards = torch.tensor([0.0, 1e-6, 0.0, 0.9e-6, 0.5, 0.5], dtype=torch.float64)
-    live = credit.live_rows(rewards, torch.tensor([0, 0, 1, 1, 2, 2]))
+    live = statistics.live_rows(rewards, torch.tensor([0, 0, 1, 1, 2, 2]))
     assert live.tolist() == [True, True, False, False, False, False]
 
 
@@ -108,7 +108,7 @@ def test_evidence_metrics_count_tokens_of_rows_with_an_advantage() -> None:
     mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
     advantages = torch.tensor([1.0, -1.0, 0.0])
     correct = torch.tensor([True, False, True])
-    values = results(credit.evidence_metrics(delta, advantages, mask, correct, mixing=0.25, clip_radius=0.5))
+    values = results(statistics.evidence_metrics(delta, advantages, mask, correct, mixing=0.25, clip_radius=0.5))
     # counted deltas: 1, -0.5, 0 at A > 0 and 2, 1 at A < 0; sign * delta: 1, -0.5, 0, -2, -1; log 1.5 = 0.405, log 0.5 = -0.693
     expected = {
         "lambda": 0.25,
@@ -132,7 +132,7 @@ def metrics_of(delta: list[list[float]], advantages: list[float], *, correct: bo
     rows = torch.tensor(advantages)
     mask = torch.ones(len(delta), len(delta[0]), dtype=torch.bool)
     verdicts = torch.full((len(delta),), correct)
-    return credit.evidence_metrics(torch.tensor(delta), rows, mask, verdicts, mixing=0.5, clip_radius=0.5)
+    return statistics.evidence_metrics(torch.tensor(delta), rows, mask, verdicts, mixing=0.5, clip_radius=0.5)
 
 
 def test_the_spread_of_one_delta_adds_nothing_to_a_mean() -> None:
@@ -160,14 +160,14 @@ def test_group_metrics_are_shares_of_four_groups() -> None:
     ids = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     old = torch.full((8, 1), -1.0)
     batch = token_batch(correct.float().tolist(), ids.tolist(), lengths=[1] * 8, old=old, views={})
-    values = results(credit.group_metrics(batch))
+    values = results(statistics.group_metrics(batch))
     expected = {"all_right": 0.25, "all_wrong": 0.25, "mixed": 0.5, "flat_rollouts": 0.5}
     assert values == {f"groups/{name}": value for name, value in expected.items()}
 
 
 def test_shapes_of_the_core_are_checked_in_tests() -> None:
     with pytest.raises(TypeCheckError):
-        credit.over_response(torch.zeros(3), torch.ones(2, 4, dtype=torch.bool))
+        statistics.over_response(torch.zeros(3), torch.ones(2, 4, dtype=torch.bool))
 
 
 def batch_of(rewards: list[float], group_ids: list[int], lengths: list[int] | None = None) -> TokenBatch:

@@ -11,9 +11,9 @@ import torch
 from factories import group, log_probs_like, rollout, same_bits, token_batch
 
 from cepo.algorithms import build_config, build_estimator
-from cepo.algorithms.readings import possible_rows
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import PositiveConfig
+from cepo.algorithms.teacher_contexts import possible_rows
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.files.trees import leaves

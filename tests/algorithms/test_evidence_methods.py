@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cepo.algorithms import build_estimator, credit
+from cepo.algorithms import build_estimator, statistics
 from cepo.types import Reference, Rollout, TokenBatch
 
 LARGEST_RADIUS = 1.0 - 2.0**-53
@@ -80,7 +80,7 @@ def test_the_weight_is_the_exponential_clipped_to_1_plus_minus_r(
 ) -> None:
     """So a delta d moves it by at most exp(|d|) - 1, and unclipped weights before and after a swap multiply to 1."""
     delta = torch.tensor([values], dtype=torch.float64)
-    weight = credit.evidence_weight(delta, torch.tensor([[sign]], dtype=torch.float64), clip_radius=radius)
+    weight = statistics.evidence_weight(delta, torch.tensor([[sign]], dtype=torch.float64), clip_radius=radius)
     expected = (sign * delta).exp().clamp(1.0 - radius, 1.0 + radius)
     torch.testing.assert_close(weight, expected, rtol=1e-13, atol=0)
 
@@ -392,7 +392,7 @@ def released_batch(seed: int, closeness: float) -> tuple[TokenBatch, list[list[b
 def test_the_released_residual_and_its_two_means_in_loops(closeness: float) -> None:
     """The gradient of the two token means, by hand: at the sampled policy a token's loss has the gradient -advantage."""
     batch, shown = released_batch(5, closeness)
-    plain = credit.group_advantages(batch.rewards, batch.group_ids).tolist()
+    plain = statistics.group_advantages(batch.rewards, batch.group_ids).tolist()
     lengths = batch.response_mask.sum(dim=1).tolist()
     selected: dict[tuple[int, int], float] = {}
     others: dict[tuple[int, int], float] = {}

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import build_estimator
-from cepo.algorithms.credit import pass_rate_of_others
+from cepo.algorithms.statistics import pass_rate_of_others
 from cepo.types import TokenBatch, TokenSignal
 
 WIDTH = 3

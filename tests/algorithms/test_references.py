@@ -12,7 +12,7 @@ from cepo.algorithms import build_estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig
 from cepo.metrics import fraction
-from cepo.trainer.groups import reference_metrics
+from cepo.trainer.rollout_groups import reference_metrics
 from cepo.types import Reference, RolloutGroup
 
 TRUTH = Reference(text="70")

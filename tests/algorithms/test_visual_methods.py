@@ -12,7 +12,7 @@ import torch
 from factories import group, log_probs_like, rollout, same_bits, token_batch
 from torch import Tensor
 
-from cepo.algorithms import build_estimator, credit
+from cepo.algorithms import build_estimator, statistics
 from cepo.metrics import results
 from cepo.types import Reference, TokenBatch
 
@@ -52,7 +52,7 @@ def advantages_of(name: str, batch: TokenBatch, **settings: Any) -> Tensor:
 
 
 def plain_of(batch: TokenBatch) -> list[float]:
-    return credit.group_advantages(batch.rewards, batch.group_ids).tolist()
+    return statistics.group_advantages(batch.rewards, batch.group_ids).tolist()
 
 
 def k3(student: float, other: float) -> float:
@@ -182,7 +182,7 @@ def test_pgpo_is_its_equations_in_loops(scale: float) -> None:
 def test_pgpo_conserves_each_responses_mass() -> None:
     batch = batch_of("blind")
     sums = advantages_of("pgpo", batch).sum(dim=1)
-    advantages = credit.group_advantages(batch.rewards, batch.group_ids)
+    advantages = statistics.group_advantages(batch.rewards, batch.group_ids)
     torch.testing.assert_close(sums, advantages * torch.tensor(LENGTHS))
 
 
@@ -245,4 +245,4 @@ def test_of_equal_tokens_the_earlier_are_kept(share: float, expected: list[int])
     """The highest is the first; then come the last, and two equal ones."""
     values = torch.tensor([[3.0, 1.0, 1.0, 2.0, 9.0]])
     mask = torch.tensor([[True, True, True, True, False]])
-    assert credit.highest_tokens(values, mask, share=share).int().tolist() == [[*expected, 0]]
+    assert statistics.highest_tokens(values, mask, share=share).int().tolist() == [[*expected, 0]]

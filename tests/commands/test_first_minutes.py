@@ -16,14 +16,14 @@ import cepo
 from cepo.algorithms import Estimator, register_estimator
 from cepo.commands.cli import main
 from cepo.config import check_config, load_config
-from cepo.doctor.launched import require_one_process
-from cepo.doctor.preflight import check_devices, require_writable
 from cepo.errors import ConfigError, unusable_place
 from cepo.report.page import open_run
-from cepo.rewards.functions import ContractError, load_reward
+from cepo.rewards.contract import ContractError, load_reward
 from cepo.run_folder.layout import run_folder_of
-from cepo.tracking.sink import RunDescription
-from cepo.tracking.tracker import build_tracker
+from cepo.run_folder.sinks.base import RunDescription
+from cepo.run_folder.sinks.tracker import build_tracker
+from cepo.runtime.preflight import check_devices, require_writable
+from cepo.runtime.torchrun import require_one_process
 from cepo.types import TokenSignal
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -27,15 +27,15 @@ from cepo.commands.cli import main
 from cepo.config import load_config
 from cepo.credit.truth import claim_folder
 from cepo.errors import CepoError, CheckpointError, DataError
-from cepo.evaluation.run import adapter_of
+from cepo.evaluation.tasks import adapter_of
 from cepo.microgeo.world import ASSETS
 from cepo.models.pretrained import load_model, read_quantization
 from cepo.report.score_tables import Column, ScoreTable, TableRow
 from cepo.run_folder.lock import RunLock
+from cepo.run_folder.sinks.base import RunDescription
+from cepo.run_folder.sinks.tracker import build_tracker
 from cepo.run_folder.trace import read_rollouts
 from cepo.terminal.lines import LogHandler
-from cepo.tracking.sink import RunDescription
-from cepo.tracking.tracker import build_tracker
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.protocol import Backend
 from cepo.workers.merged_model import BaseModel, merge_checkpoint

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from cepo.config import check_config, load_config
-from cepo.data.contexts import sanitise_reference
+from cepo.data.prompts import sanitise_reference
 from cepo.errors import CheckpointError, ConfigError, DataError
 from cepo.run_folder.environment import read_environment
 from cepo.run_folder.layout import FILES_FILE, STATE_FILE
-from cepo.tracking.sink import RunDescription
-from cepo.tracking.tracker import build_tracker
+from cepo.run_folder.sinks.base import RunDescription
+from cepo.run_folder.sinks.tracker import build_tracker
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState, damaged_file, written_files
 
 BASE = "config=configs/microgeo/base.yaml"

@@ -14,7 +14,7 @@ from cepo.algorithms import build_estimator
 from cepo.commands.cli import main
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.record import plain_tree
-from cepo.data.contexts import HintTemplate
+from cepo.data.prompts import HintTemplate
 from cepo.files.trees import leaves
 
 REPOSITORY = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ import yaml
 from cepo.config import dump_for_record, load_config
 from cepo.config.record import decisive_settings
 from cepo.files.secrets import masked_argument
-from cepo.tracking.external import config_tree
-from cepo.tracking.sink import RunDescription
-from cepo.tracking.tracker import build_tracker
+from cepo.run_folder.sinks.base import RunDescription
+from cepo.run_folder.sinks.external import config_tree
+from cepo.run_folder.sinks.tracker import build_tracker
 
 BASE = "config=configs/microgeo/base.yaml"
 SECRET = "s3cret-value"

@@ -20,7 +20,7 @@ from cepo.config.schema import DataConfig, TrainerConfig
 from cepo.config.sources import Origins
 from cepo.config.unknown_keys import UnknownKeysError, require_known_keys
 from cepo.data.dataset import ProblemSet
-from cepo.data.rules import ProblemRules
+from cepo.data.row_settings import ProblemRules
 from cepo.errors import (
     CepoError,
     CheckpointError,
@@ -31,8 +31,8 @@ from cepo.errors import (
     RewardError,
     WorkerLostError,
 )
-from cepo.files.foreign import read_text
-from cepo.rewards.functions import (
+from cepo.files.safe_files import read_text
+from cepo.rewards.contract import (
     BatchContractError,
     ContractError,
     resolve_reward_path,
@@ -40,8 +40,8 @@ from cepo.rewards.functions import (
     validate_scores,
 )
 from cepo.run_folder.layout import FILES_FILE, STATE_FILE
+from cepo.run_folder.sinks.files import _writing
 from cepo.sections.reader import SectionError, read_section
-from cepo.tracking.files import _writing
 from cepo.trainer.checkpoints import CheckpointStore, written_files
 from cepo.trainer.health import Health
 from cepo.trainer.run_policy import RunFinishedError, RunPolicy

@@ -10,8 +10,8 @@ from factories import group, log_probs_like, rollout, same_bits, token_batch
 from torch import Tensor
 
 from cepo.algorithms import available_estimators, build_config, build_estimator, estimator_class
-from cepo.algorithms.readings import possible_rows
 from cepo.algorithms.registry import path_of
+from cepo.algorithms.teacher_contexts import possible_rows
 from cepo.errors import ConfigError
 from cepo.types import TokenBatch, TokenSignal
 

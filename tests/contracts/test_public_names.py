@@ -127,10 +127,10 @@ def test_the_package_itself_has_ten_names_and_its_version() -> None:
 
 def test_what_is_left_out_of_the_page_is_seen() -> None:
     sources = (
-        "import cepo\nimport cepo.metrics\nfrom cepo.types import Rollout\nfrom cepo.rewards.answers import near\n"
+        "import cepo\nimport cepo.metrics\nfrom cepo.types import Rollout\nfrom cepo.answers.equality import near\n"
     )
     assert list(imported_names(sources)) == [
-        ("cepo", ""), ("cepo.metrics", ""), ("cepo.types", "Rollout"), ("cepo.rewards.answers", "near"),
+        ("cepo", ""), ("cepo.metrics", ""), ("cepo.types", "Rollout"), ("cepo.answers.equality", "near"),
     ]  # fmt: skip
     assert "cepo.metrics" not in LISTED
     assert "Rollout" in LISTED["cepo.types"]

@@ -5,7 +5,7 @@ import pytest
 from shipped_rewards import EXAMPLES, SHIPPED, needed
 
 from cepo.errors import ConfigError, RewardError
-from cepo.rewards.functions import ContractError, LoadedReward, load_reward_function, validate_score, validate_scores
+from cepo.rewards.contract import ContractError, LoadedReward, load_reward_function, validate_score, validate_scores
 from cepo.rewards.math import compute_score
 
 RESPONSES = [r"so \boxed{5\sqrt{3}}", r"\boxed{3}", "no answer", "", r"\boxed{", "<answer>5√3</answer>"]

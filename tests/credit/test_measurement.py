@@ -34,9 +34,9 @@ from cepo.credit.truth import (
     prefix_of,
 )
 from cepo.data.batch import ScoringRow, token_array
-from cepo.data.contexts import Problem
+from cepo.data.prompts import Problem
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import EncodedPrompt, ImageInputs
+from cepo.models.interface import EncodedPrompt, ImageInputs
 from cepo.rollout.generator import Generation
 from cepo.trainer.rollouts import Rollouts
 

@@ -25,8 +25,8 @@ from cepo.data import cache, check_process, checking, dataset
 from cepo.data.check_process import CheckProcess
 from cepo.data.dataset import ProblemSet
 from cepo.data.measures import RowMeasures, decoded
+from cepo.data.row_settings import ProblemRules
 from cepo.data.rows import RowMeasure, RowReader
-from cepo.data.rules import ProblemRules
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing
 
@@ -475,7 +475,7 @@ from cepo.terminal import interrupts
 from cepo.config.schema import DataConfig
 from cepo.data import checking
 from cepo.data.dataset import ProblemSet
-from cepo.data.rules import ProblemRules
+from cepo.data.row_settings import ProblemRules
 from cepo.models.processing import Processing
 checking.TRIAL_SECONDS = -1.0
 checking.num_helpers = lambda remaining: 1

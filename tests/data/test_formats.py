@@ -26,10 +26,10 @@ from fuzzing import only_our_errors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepo.data.cells import read_cells
 from cepo.data.json_text import WrittenFloat, json_text, number_text, read_object, without_spelling
 from cepo.data.reading import read_source
-from cepo.data.rules import CellRules
+from cepo.data.row_parser import read_cells
+from cepo.data.row_settings import CellRules
 from cepo.data.table import rows_of
 from cepo.errors import ConfigError, DataError
 

@@ -296,7 +296,7 @@ def test_redirects_away_errors_and_odd_answers_are_refused(
     if path == "/image":
         monkeypatch.setattr("cepo.data.image_files.LARGEST_DOWNLOAD", 20)
     if path == "/slow":
-        monkeypatch.setattr("cepo.files.foreign._DOWNLOAD_SECONDS", 0.5)
+        monkeypatch.setattr("cepo.files.safe_files._DOWNLOAD_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(DataError, match=words):
         size_at(server, path)

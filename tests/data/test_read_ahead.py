@@ -16,10 +16,10 @@ from generator_cases import picture
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
 from cepo.data import read_ahead
-from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.dataset import ProblemSet
+from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.read_ahead import ProblemReader, ReadProblem
-from cepo.data.rules import ProblemRules
+from cepo.data.row_settings import ProblemRules
 from cepo.data.training_set import TrainingProblems
 from cepo.errors import DataError
 from cepo.models.processing import Processing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.data.contexts import ContextBuilder, Problem
+from cepo.data.prompts import ContextBuilder, Problem
 from cepo.microgeo.world import ASSETS
 from cepo.models.processing import Processing
 

@@ -26,9 +26,9 @@ from cepo.data.images import (
     limited_size,
     load_rgb,
 )
-from cepo.data.rules import ProblemRules, RowRules
+from cepo.data.row_settings import ProblemRules, RowRules
 from cepo.errors import DataError
-from cepo.models.inputs import ImageSource
+from cepo.models.interface import ImageSource
 from cepo.models.processing import Processing
 
 Read = Callable[..., ProblemSet]

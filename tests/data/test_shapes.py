@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 from cepo.config.schema import DataConfig
-from cepo.data.cells import read_cells, unwrapped
-from cepo.data.contexts import Problem
 from cepo.data.dataset import ProblemSet
 from cepo.data.image_store import ImageStore
-from cepo.data.rules import CellRules, ProblemRules, RowRules
+from cepo.data.prompts import Problem
+from cepo.data.row_parser import read_cells, unwrapped
+from cepo.data.row_settings import CellRules, ProblemRules, RowRules
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import ImageSource, Turn
+from cepo.models.interface import ImageSource, Turn
 from cepo.models.processing import Processing
 
 DOCS = Path(__file__).parents[2] / "docs" / "data-shapes.md"

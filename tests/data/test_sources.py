@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from cepo.config.loader import load_config
-from cepo.config.named_files import require_data
+from cepo.config.path_checks import require_data
 from cepo.config.paths import located_data, split_source, split_sources
 from cepo.data.reading import read_source
 from cepo.data.sources import local_source

@@ -22,15 +22,15 @@ from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
 from cepo.config.worker_schema import RewardConfig
-from cepo.data.contexts import TEMPLATES, ContextBuilder, HintTemplate, Problem, sanitise_reference
 from cepo.data.dataset import ProblemSet
-from cepo.data.rules import ProblemRules
+from cepo.data.prompts import TEMPLATES, ContextBuilder, HintTemplate, Problem, sanitise_reference
+from cepo.data.row_settings import ProblemRules
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import EncodedPrompt
+from cepo.models.interface import EncodedPrompt
 from cepo.models.processing import MARKS, Processing
 from cepo.rewards.pool import RewardPool
-from cepo.trainer.groups import rollout_groups
 from cepo.trainer.planning import plan_views
+from cepo.trainer.rollout_groups import rollout_groups
 from lab.support.hostile import hostile_text
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<image>"]

@@ -32,7 +32,7 @@ from cepo.config import load_config
 from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringRow, token_array
 from cepo.losses.aggregation import LossDenominators
 from cepo.metrics import Metrics
-from cepo.models.inputs import EncodedPrompt
+from cepo.models.interface import EncodedPrompt
 from cepo.models.patch_mask import PatchMask
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, Weights

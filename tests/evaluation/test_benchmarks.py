@@ -12,8 +12,8 @@ from benchmark_rows import LOGICVISTA, MATHVERSE, MATHVISTA, MMMU, MMMU_PRO_VISI
 from cepo.config.schema import DataConfig
 from cepo.data.reading import read_source
 from cepo.errors import ConfigError, DataError
+from cepo.evaluation.benchmark_names import NamedSource
 from cepo.evaluation.benchmarks import BENCHMARKS, converted, opened, recognised
-from cepo.evaluation.named_sources import NamedSource
 
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 COMMON = {  # columns of public data sets, from their cards and lmms-eval's tasks

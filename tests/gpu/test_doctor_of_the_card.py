@@ -5,7 +5,7 @@ import torch
 from gpu_places import Place
 
 from cepo.commands.cli import main
-from cepo.doctor.machine import machine_findings, usable_gpus
+from cepo.commands.machine import machine_findings, usable_gpus
 from cepo.hardware import driver_version
 
 

@@ -10,7 +10,7 @@ from generator_cases import tokens
 from gpu_places import LOG_PROB_LIMITS, Place, build_actor, draw_adapter, gaps, within
 
 from cepo.data.batch import ScoringRow
-from cepo.models.inputs import EncodedPrompt
+from cepo.models.interface import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rollout.generator import GeneratorSettings, SamplingSettings
 from cepo.rollout.transformers_generator import TransformersGenerator

@@ -13,7 +13,7 @@ from gpu_places import Place, build_actor
 from cepo.data.batch import ScoringRow, token_array
 from cepo.models import head
 from cepo.models.head import _kernel_works, log_probs_in_place
-from cepo.models.inputs import EncodedPrompt
+from cepo.models.interface import EncodedPrompt
 from lab.support.shapes import MICRO
 
 ROWS = {"cpu": (16, 4096), "cuda": (220, 151_936)}

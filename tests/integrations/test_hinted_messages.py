@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cepo.errors import DataError
-from cepo.integrations import gathered
+from cepo.integrations import adapter
 
 IMAGE = 9
 END = [7, 8]
@@ -15,7 +15,7 @@ PROMPT = [1, IMAGE, IMAGE, IMAGE, 2, 3, *END]
 
 
 def spliced(prompt: list[int], student: list[int], teacher: list[int]) -> list[int]:
-    return gathered.spliced(prompt, student, teacher, {IMAGE})
+    return adapter.spliced(prompt, student, teacher, {IMAGE})
 
 
 def test_a_reference_is_spliced_in_after_expanded_images() -> None:
@@ -40,10 +40,10 @@ def test_images_after_the_reference_and_cut_prompts_are_refused(prompt: list[int
 
 def test_a_prompt_with_tools_has_no_view_without_images() -> None:
     """The tokens 5 and 6 are descriptions of tools; what follows the first image is expanded and not compared."""
-    gathered.check_beginning(PROMPT, STUDENT, {IMAGE})
-    gathered.check_beginning([1, 2, *END], [1, 2, *END], {IMAGE})
+    adapter.check_beginning(PROMPT, STUDENT, {IMAGE})
+    adapter.check_beginning([1, 2, *END], [1, 2, *END], {IMAGE})
     refusal = "begins otherwise: it was cut, or an agent loop added"
     with pytest.raises(DataError, match=refusal):
-        gathered.check_beginning([5, 6, *PROMPT], STUDENT, {IMAGE})
+        adapter.check_beginning([5, 6, *PROMPT], STUDENT, {IMAGE})
     with pytest.raises(DataError, match=refusal):
-        gathered.check_beginning([1, 5, 6, 2, *END], [1, 2, *END], {IMAGE})
+        adapter.check_beginning([1, 5, 6, 2, *END], [1, 2, *END], {IMAGE})

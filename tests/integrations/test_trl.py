@@ -63,7 +63,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trainer, Rol
     write_problems(folder / "train.parquet", train)
     with own_caches(folder / "caches"), ExitStack() as stack:
         trainer = own_trainer(folder, stack)
-        yield trainer, trainer.ask(0)
+        yield trainer, trainer.sample(0)
 
 
 def rounding_of_advantages(trainer: Trainer, rollouts: Rollouts, method: str, settings: dict[str, Any]) -> float:
@@ -138,7 +138,7 @@ def test_masked_images_give_cepos_own_advantages(
     own: tuple[Trainer, Rollouts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one mask for all prompts, because TRL's prompts are numbered from 0 in each step."""
-    for module in ("cepo.trainer.planning", "cepo.integrations.gathered"):
+    for module in ("cepo.trainer.planning", "cepo.integrations.adapter"):
         monkeypatch.setattr(f"{module}.mask_for", lambda _, probability: PatchMask(probability=probability, seed="x"))
     trainer, rollouts = own
     half = HalfVisual(build_estimator("visual", {}).config)
@@ -190,7 +190,7 @@ FOUR = [r"so \boxed{}", r"\boxed{1}", "it is nothing", r"then \boxed{}"]
 
 
 def test_a_row_without_an_image_has_grpos_advantages_from_visual(tmp_path: Path) -> None:
-    from cepo.integrations.gathered import Hint, Row
+    from cepo.integrations.adapter import Hint, Row
 
     rows = rows_of_the_world(1)
     seen = trl_trainer(rows, tmp_path, method="visual")

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from cepo.algorithms import build_estimator
 from cepo.errors import DataError
-from cepo.integrations.gathered import Hint, Row
+from cepo.integrations.adapter import Hint, Row
 from cepo.microgeo.world import ASSETS, SHAPES
 from cepo.types import TokenBatch
 

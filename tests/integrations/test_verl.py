@@ -33,7 +33,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 
 from cepo.algorithms import build_estimator  # noqa: E402
 from cepo.errors import ConfigError  # noqa: E402
-from cepo.integrations.gathered import Credit  # noqa: E402
+from cepo.integrations.adapter import MethodAdapter  # noqa: E402
 from cepo.integrations.verl import _FIELDS, CepoTrainer, _rows_of, _visuals  # noqa: E402
 from cepo.models.patch_mask import PatchMask  # noqa: E402
 from cepo.models.text_codec import TextCodec  # noqa: E402
@@ -56,7 +56,7 @@ class Watched:
         texts = TextCodec(trainer.tokenizer, [trainer.tokenizer.eos_token_id])
         for method, settings in told()["cases"] if not self.found else []:
             trainer.estimator = build_estimator(method, settings)
-            trainer._credit = Credit(trainer.estimator, texts, 0, None)
+            trainer._credit = MethodAdapter(trainer.estimator, texts, 0, None)
             self._compute(batch, {})
             self.found.append(self._advantages(batch))
         trainer.estimator, trainer._credit = own

@@ -36,7 +36,7 @@ from transformers import AutoModelForImageTextToText  # noqa: E402
 
 from cepo.algorithms import build_estimator  # noqa: E402
 from cepo.errors import DataError  # noqa: E402
-from cepo.integrations.gathered import Credit  # noqa: E402
+from cepo.integrations.adapter import MethodAdapter  # noqa: E402
 from cepo.integrations.verl import CepoTrainer, _rows_of  # noqa: E402
 from cepo.models.text_codec import TextCodec  # noqa: E402
 from cepo.types import TokenBatch  # noqa: E402
@@ -90,7 +90,7 @@ class Watched:
         trainer = self._trainer
         trainer.estimator = build_estimator(method)
         texts = TextCodec(trainer.tokenizer, [trainer.tokenizer.eos_token_id])
-        trainer._credit = Credit(trainer.estimator, texts, 0, None)
+        trainer._credit = MethodAdapter(trainer.estimator, texts, 0, None)
 
     def _computed(self, batch: Any, *, notes_rows: bool) -> MethodRun:
         trainer = self._trainer

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cepo.errors import ConfigError, DataError
 from cepo.models import limited_process
 from cepo.models import processing as rendering
-from cepo.models.inputs import Turn
+from cepo.models.interface import Turn
 from cepo.models.processing import Processing
 from cepo.models.text_codec import IMAGE_MARK
 

@@ -12,8 +12,8 @@ import pytest
 from tiny_checkpoints.smollm import write_smollm_like
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.data.contexts import ContextBuilder, Problem
-from cepo.models.inputs import Turn
+from cepo.data.prompts import ContextBuilder, Problem
+from cepo.models.interface import Turn
 from cepo.models.processing import Processing
 from cepo.types import Reference
 

@@ -15,11 +15,11 @@ from tiny_checkpoints import FAMILIES, write_checkpoint
 from cepo.config.schema import DataConfig
 from cepo.config.worker_schema import LoraConfig
 from cepo.data.dataset import ProblemSet
-from cepo.data.rules import ProblemRules
+from cepo.data.row_settings import ProblemRules
 from cepo.errors import ConfigError, DataError
 from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of, plain_head_gap
-from cepo.models.inputs import EngineUse
+from cepo.models.interface import EngineUse
 from cepo.models.processing import Processing
 from cepo.workers.memory import shape_of
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from run_folders import group, rollout, write_run
 
-from cepo.algorithms import build_estimator, credit
+from cepo.algorithms import build_estimator, statistics
 from cepo.files.trees import Tree
 from cepo.report.clip_rates import clip_rates
 from cepo.report.clip_table import clip_table
@@ -71,7 +71,7 @@ def test_a_weight_at_a_bound_is_not_clipped() -> None:
     high = math.log1p(0.5)
     delta = torch.tensor([[low, high, low - 1e-9, high + 1e-9]], dtype=torch.float64)
     for sign, expected in ((1.0, [0.0, 0.0, -1.0, 1.0]), (0.0, [0.0] * 4)):
-        assert credit.clipping(delta, torch.tensor([[sign]]), clip_radius=0.5).tolist() == [expected]
+        assert statistics.clipping(delta, torch.tensor([[sign]]), clip_radius=0.5).tolist() == [expected]
 
 
 def random_batch(seed: int) -> TokenBatch:

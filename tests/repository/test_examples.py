@@ -27,7 +27,7 @@ from cepo.metrics import results
 from cepo.microgeo.figures import draw_figure
 from cepo.microgeo.problems import generate_problem
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
-from cepo.rewards.functions import load_reward_function
+from cepo.rewards.contract import load_reward_function
 from cepo.run_folder.trace import read_rollouts
 from cepo.train import train
 

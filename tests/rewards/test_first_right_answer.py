@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from cepo.answers.extraction import extract_answer
 from cepo.config.worker_schema import RewardConfig
-from cepo.rewards.extraction import extract_answer
 from cepo.rewards.first_right_answer import tokens_past_right_answer
 from cepo.rewards.pool import RewardPool
 

@@ -9,7 +9,7 @@ import pytest
 from cepo.config import load_config
 from cepo.config.worker_schema import RewardConfig
 from cepo.errors import RewardError
-from cepo.rewards.functions import (
+from cepo.rewards.contract import (
     function_names,
     load_reward,
     load_reward_function,

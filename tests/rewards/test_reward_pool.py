@@ -17,7 +17,7 @@ import pytest
 import cepo
 from cepo.config.worker_schema import RewardConfig
 from cepo.errors import EngineError, RewardError
-from cepo.rewards.functions import ContractError, load_answer_function
+from cepo.rewards.contract import ContractError, load_answer_function
 from cepo.rewards.pool import RewardPool
 
 MATH = "cepo/rewards/math.py:compute_score"

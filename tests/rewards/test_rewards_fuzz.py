@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shipped_rewards import SHIPPED, needed
 
-from cepo.rewards.answers import (
+from cepo.answers.equality import (
     answers_equal,
     decimal_value,
     extract_answer,
@@ -21,7 +21,7 @@ from cepo.rewards.answers import (
     value_key,
 )
 from cepo.rewards.benchmark import KINDS, LETTERS, chosen_letters, kind_of, options_in_text, read_answer
-from cepo.rewards.functions import LoadedReward, load_reward_function
+from cepo.rewards.contract import LoadedReward, load_reward_function
 from lab.support.hostile import BOMBS, CHARACTERS, GOLDS, LATEX, MARKS
 
 PIECES = st.one_of(

@@ -20,13 +20,13 @@ from PIL import Image
 
 from cepo.config import check_config, load_config
 from cepo.config.worker_schema import RewardConfig
-from cepo.data.contexts import Problem
+from cepo.data.prompts import Problem
 from cepo.errors import ConfigError, RewardError
-from cepo.models.inputs import Video
-from cepo.rewards.functions import load_reward
+from cepo.models.interface import Video
+from cepo.rewards.contract import load_reward
 from cepo.rewards.judge import compute_score
 from cepo.rewards.pool import RewardPool
-from cepo.trainer.asking import reward_input
+from cepo.trainer.sampling import reward_input
 
 Answer = Callable[[int], tuple[int, dict[str, str], str]]
 

@@ -13,19 +13,19 @@ from PIL import Image
 
 from cepo.config import load_config
 from cepo.config.schema import DataConfig
-from cepo.data.contexts import Problem
-from cepo.data.rules import CellRules
+from cepo.data.prompts import Problem
+from cepo.data.row_settings import CellRules
 from cepo.data.training_set import read_training_sets
 from cepo.errors import ConfigError
-from cepo.evaluation.named_sources import NamedSource
+from cepo.evaluation.benchmark_names import NamedSource
 from cepo.evaluation.protocols import Rules
-from cepo.evaluation.run import read_task
-from cepo.models.inputs import Video
+from cepo.evaluation.tasks import read_task
+from cepo.models.interface import Video
 from cepo.models.processing import Processing
 from cepo.rewards.math import compute_score
 from cepo.rewards.samples import TRAINERS_NAMES, require_free_names
 from cepo.train import _problem_sets
-from cepo.trainer.asking import reward_input
+from cepo.trainer.sampling import reward_input
 
 COLUMNS: dict[str, Any] = dict.fromkeys(TRAINERS_NAMES, "from the data") | {"level": 3}
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from cepo.commands.machine import c_compiler
 from cepo.config import load_config
-from cepo.doctor.machine import c_compiler
 from cepo.errors import EngineError
 from cepo.hardware import with_own_programs
 from cepo.rollout.factory import settings_of_run

@@ -17,8 +17,8 @@ import torch
 from generator_cases import LORA_RANK, open_generator, picture, random_adapter, request, tokens
 
 from cepo.errors import ConfigError, EngineError
+from cepo.models.cpu.fused_decoding import FusedDecoder, fused_decoder
 from cepo.models.families import FAMILIES
-from cepo.models.fused_decoding import FusedDecoder, fused_decoder
 from cepo.models.processing import Processing
 from cepo.rollout import transformers_generator, vllm_engine, vllm_process
 from cepo.rollout.factory import MOST_BANNED_ON_GPU, choose_generator

@@ -21,14 +21,14 @@ from PIL import Image
 from run_folders import PICTURE, group, rollout, run_in
 
 from cepo.errors import CepoError, DataError
-from cepo.files.foreign import read_objects
+from cepo.files.safe_files import read_objects
 from cepo.run_folder.environment import code_version, read_environment
 from cepo.run_folder.layout import RECORDS_FORMAT
 from cepo.run_folder.pictures import png_bytes
 from cepo.run_folder.records import read_generations, read_metrics
+from cepo.run_folder.sinks.tracker import build_sink, build_tracker
 from cepo.run_folder.trace import GroupRecord, Trace, read_rollouts
 from cepo.run_folder.writing import LineFile, write_atomically
-from cepo.tracking.tracker import build_sink, build_tracker
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -44,7 +44,7 @@ from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import process_group_backend
-from cepo.workers.trained import learning_rate_factor, move_state
+from cepo.workers.training import learning_rate_factor, move_state
 from lab.support.rows import gradients_of
 
 pytestmark = pytest.mark.heavy
@@ -225,7 +225,7 @@ def test_offloading_on_a_cpu_does_nothing_and_is_reported_once(
 ) -> None:
     rows = rows_of([encoded(tiny_processing, "Find x.")], [6])
     plain = build_actor()
-    with caplog.at_level(logging.WARNING, logger="cepo.workers.trained"):
+    with caplog.at_level(logging.WARNING, logger="cepo.workers.training"):
         actor = build_actor(fsdp__enable_cpu_offload=True, offload__offload_params=True)
     (told,) = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     assert told == "fsdp.enable_cpu_offload and offload.* have no effect: the device is the CPU"

@@ -31,12 +31,12 @@ from training_runs import (
 from cepo.algorithms.settings import TeacherConfig
 from cepo.algorithms.visual import Visual
 from cepo.data.batch import ScoringRow, token_array
-from cepo.data.contexts import ContextBuilder, Problem, mask_for
 from cepo.data.dataset import ProblemSet
-from cepo.data.rules import ProblemRules
+from cepo.data.prompts import ContextBuilder, Problem, mask_for
+from cepo.data.row_settings import ProblemRules
 from cepo.errors import ConfigError, DataError
 from cepo.metrics import results
-from cepo.models.inputs import EncodedPrompt, Turn
+from cepo.models.interface import EncodedPrompt, Turn
 from cepo.models.processing import Processing
 from cepo.trainer.batches import ScoredBatch
 from cepo.trainer.validation import leak_metrics
@@ -258,7 +258,7 @@ def test_a_masked_view_of_a_run_is_recorded_and_comes_again(
         arguments = [f"data.train_files={file}", "data.shuffle=false", "algorithm.adv_estimator=visual"]
         with opened(tiny_run, *arguments, folder=tmp_path / folder) as trainer:
             trainer.estimator = HalfVisual(trainer.estimator.config)
-            batch = trainer.score(trainer.plan(trainer.ask(0), every_row=True))
+            batch = trainer.score(trainer.plan(trainer.sample(0), every_row=True))
             (view,) = batch.plan.views
             assert view.has_reference.tolist() == [False] * 4 + [True] * 12
             assert set(view.references) == {None, "(images masked with probability 0.5)"}
@@ -270,8 +270,8 @@ def test_a_masked_view_of_a_run_is_recorded_and_comes_again(
                 assert row.context.token_ids == batch.plan.student[row.row].context.token_ids
             images = [row.context.images for row in view.rows.values()]
             contents.append([each.content_key for each in images if each is not None])
-            trainer.ask(1)
-            later = trainer.plan(trainer.ask(2), every_row=True)  # the third round has the problems of the first
+            trainer.sample(1)
+            later = trainer.plan(trainer.sample(2), every_row=True)  # the third round has the problems of the first
             first_ids, later_ids = ([each.prompt_id for each in plan.rollouts.problems] for plan in (batch.plan, later))
             assert first_ids == later_ids
             again = [row.context.images for row in later.views[0].rows.values()]
@@ -300,7 +300,7 @@ def scored(tiny_run: list[str], file: str, folder: Path, column: str) -> ScoredB
     """The first step's batch of `rlsd`, whose teacher reads the answer."""
     arguments = [f"data.train_files={file}", "algorithm.adv_estimator=rlsd", f"data.teacher_image_key={column}"]
     with opened(tiny_run, *arguments, folder=folder) as trainer:
-        return trainer.score(trainer.plan(trainer.ask(0)))
+        return trainer.score(trainer.plan(trainer.sample(0)))
 
 
 @pytest.mark.heavy

@@ -16,13 +16,13 @@ from training_runs import TWO_TEACHERS, Train, write_lines
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.config.schema import DataConfig
-from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.dataset import ProblemSet
+from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.reading import read_source
-from cepo.data.rules import ProblemRules
+from cepo.data.row_settings import ProblemRules
 from cepo.data.training_set import most_visuals, read_training_sets, weighted_indices
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import Turn
+from cepo.models.interface import Turn
 from cepo.models.processing import Processing
 
 ROWS = [

@@ -43,7 +43,7 @@ from cepo.models.processing import Processing
 from cepo.workers.checkpoint import save_state
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 from cepo.workers.scoring_model import collate
-from cepo.workers.trained import CompensatedAdamW
+from cepo.workers.training import CompensatedAdamW
 
 Checkpoint = Callable[[str], Path]
 LogProbRounding = Callable[[str], float]

@@ -29,7 +29,7 @@ from training_runs import (
 
 import cepo.train
 from cepo.data.dataset import ProblemSet
-from cepo.data.rules import ProblemRules
+from cepo.data.row_settings import ProblemRules
 from cepo.errors import ConfigError, DataError, EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.generator import Generation

@@ -31,7 +31,7 @@ from training_runs import (
 from cepo.commands.cli import main
 from cepo.credit import truth
 from cepo.credit.agreement import QUARTERS
-from cepo.credit.session import opened
+from cepo.credit.resources import opened
 from cepo.data.batch import ScoringRow, token_array
 from cepo.data.training_set import read_training_sets
 

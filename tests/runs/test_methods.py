@@ -225,7 +225,6 @@ OTHER_ROOMS = {
     "integrations",
     "report",
     "run_folder",
-    "tracking",
 }
 """Rooms that a prompt does not pass on its way from its row to the gradient of its loss."""
 
@@ -233,7 +232,7 @@ OTHER_ROOMS = {
 def test_a_prompt_passes_no_room_of_another_subject(train: Train) -> None:
     """From its row to the gradient of its loss, in a step of the method of the paper on one device.
 
-    A file counts if one of its functions runs in the trainer's thread between the first call of `Trainer.ask` and the end
+    A file counts if one of its functions runs in the trainer's thread between the first call of `Trainer.sample` and the end
     of the first update.
     """
     files: set[str] = set()
@@ -243,9 +242,9 @@ def test_a_prompt_passes_no_room_of_another_subject(train: Train) -> None:
         if event == "call" and frame.f_code.co_name != "<module>" and path.is_relative_to(REPOSITORY / "cepo"):
             files.add(str(path.relative_to(REPOSITORY / "cepo")))
 
-    def first(_: Trainer, ask: Any, step: int) -> Any:
+    def first(_: Trainer, sample: Any, step: int) -> Any:
         sys.setprofile(note)
-        return ask(step)
+        return sample(step)
 
     def last(_: Trainer, update: Any, *arguments: Any) -> Any:
         try:
@@ -254,7 +253,7 @@ def test_a_prompt_passes_no_room_of_another_subject(train: Train) -> None:
             sys.setprofile(None)
 
     def prepare(trainer: Trainer) -> None:
-        around("ask", first)(trainer)
+        around("sample", first)(trainer)
         around("update", last)(trainer)
 
     train(*TWO_TEACHERS, ONE_STEP, prepare=prepare)

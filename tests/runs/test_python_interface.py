@@ -73,14 +73,14 @@ def test_train_is_callable_whoever_imported_the_module_first() -> None:
 @pytest.mark.heavy
 def test_callbacks_get_the_values_of_each_verb_of_the_loop(trained: Trained) -> None:
     _, witnesses = trained
-    step = ["ask", "plan", "score", "estimate", "update", "record"]
+    step = ["sample", "plan", "score", "estimate", "update", "record"]
     for witness in witnesses:
         assert [name for name, *_ in witness.calls] == ["validate", *step, *step, "validate"]
-        (_, start, metrics), (_, asked), (_, plan), (_, batch), (_, _, signal), *_ = witness.calls
+        (_, start, metrics), (_, sampled), (_, plan), (_, batch), (_, _, signal), *_ = witness.calls
         assert (start, witness.calls[-1][1]) == (0, 2)
         assert 0 <= metrics["val/accuracy"] <= 1
-        assert [call[1].step for call in witness.calls if call[0] == "ask"] == [0, 1]
-        assert len(asked.responses) == len(plan.live) == 16
+        assert [call[1].step for call in witness.calls if call[0] == "sample"] == [0, 1]
+        assert len(sampled.responses) == len(plan.live) == 16
         assert signal.advantages.shape == batch.old_log_probs.shape == batch.rollouts.response_mask.shape
 
 

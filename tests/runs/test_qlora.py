@@ -20,8 +20,8 @@ from cepo.errors import ConfigError
 from cepo.models import pretrained
 from cepo.models.pretrained import quantised_weights
 from cepo.rollout.generator import FullWeights
+from cepo.workers.batching import RankPass, forest_of
 from cepo.workers.memory import bytes_in_4_bits
-from cepo.workers.passes import RankPass, forest_of
 
 pytestmark = pytest.mark.heavy
 

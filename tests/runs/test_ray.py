@@ -182,7 +182,9 @@ def test_a_model_that_a_worker_cannot_load_ends_the_run(
 def test_more_devices_than_the_cluster_has_are_refused(
     train_on_ray: TrainOnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cepo.doctor.preflight.check_devices", lambda config: "")  # of this machine, not of the cluster
+    monkeypatch.setattr(
+        "cepo.runtime.preflight.check_devices", lambda config: ""
+    )  # of this machine, not of the cluster
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 2.0})
     with pytest.raises(EngineError, match="1 machine with 64 GPUs each; the cluster has 1 machines with 2 GPUs"):
         train_on_ray("trainer.n_gpus_per_node=64", "worker.rollout.n=64", "trainer.start_timeout_seconds=1")

@@ -329,7 +329,7 @@ def test_the_same_rollouts_give_the_packages_gradient(one_file: Any, tiny_run: l
         "data.max_response_length=64",
     ]
     with opened(tiny_run, *overrides, folder=tmp_path) as trainer:
-        rollouts = trainer.ask(0)
+        rollouts = trainer.sample(0)
         plan = trainer.plan(rollouts)
         batch = trainer.score(plan)
         signal = trainer.estimate(batch)

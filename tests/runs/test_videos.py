@@ -33,10 +33,10 @@ from cepo.config.schema import DataConfig
 from cepo.data.batch import ScoringRow, token_array
 from cepo.data.dataset import ProblemSet
 from cepo.data.images import ImageRules, PixelBudget
-from cepo.data.rules import ProblemRules
+from cepo.data.row_settings import ProblemRules
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import EncodedPrompt, ImageSource, Video
+from cepo.models.interface import EncodedPrompt, ImageSource, Video
 from cepo.models.processing import Processing
 from cepo.report.page import write_report
 

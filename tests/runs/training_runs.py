@@ -23,7 +23,7 @@ from cepo.config import RunConfig, check_config, load_config
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow, token_array
 from cepo.losses.aggregation import LossDenominators
-from cepo.models.inputs import EncodedPrompt
+from cepo.models.interface import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.run_folder.trace import read_rollouts

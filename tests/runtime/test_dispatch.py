@@ -19,12 +19,12 @@ from PIL import Image
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow, token_array
-from cepo.data.contexts import ContextBuilder, mask_for
 from cepo.data.dataset import ProblemSet
 from cepo.data.image_store import ImageStore
-from cepo.data.rules import ProblemRules, RowRules
+from cepo.data.prompts import ContextBuilder, mask_for
+from cepo.data.row_settings import ProblemRules, RowRules
 from cepo.losses.aggregation import LossDenominators
-from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
+from cepo.models.interface import EncodedPrompt, ImageInputs, ImageSource, Video
 from cepo.models.processing import Processing
 from cepo.rollout.generator import Generation, GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch
@@ -65,7 +65,7 @@ def test_rows_go_to_one_rank_and_results_return_in_order(
     assert sorted(index for indices in places for index in indices) == list(range(len(rows)))
     homes = {(rows[index].prompt, rank) for rank, indices in enumerate(places) for index in indices}
     assert len(homes) == len(set(prompts[: len(rows)]))
-    parts = dispatch.take([f"row {index}" for index in range(len(rows))], places)
+    parts = dispatch.select([f"row {index}" for index in range(len(rows))], places)
     assert dispatch.in_order(parts, places) == [f"row {index}" for index in range(len(rows))]
     later = assignment.indices_of(rows[::-1])
     assert {(rows[::-1][index].prompt, rank) for rank, indices in enumerate(later) for index in indices} == homes

@@ -15,7 +15,7 @@ from cepo.runtime.cluster import worker_environment
 
 PRELUDE = """
 import json, os, pathlib, psutil
-from cepo.runtime.reach import prepare_own_cluster, why_no_answer
+from cepo.runtime.network import prepare_own_cluster, why_no_answer
 prepare_own_cluster()
 import ray
 from cepo.config.schema import TrainerConfig

@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from cepo.errors import ConfigError
-from cepo.sections.declaring import fields_of, section
+from cepo.sections.fields import fields_of, section
 from cepo.sections.registry import Registry
 
 

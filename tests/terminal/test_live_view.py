@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 from terminals import INTERRUPT, plain, run_on_terminal
 
+from cepo.run_folder.sinks.base import RunDescription
+from cepo.run_folder.sinks.tracker import build_sink
 from cepo.terminal import progress
 from cepo.terminal.progress import Progress, shown
-from cepo.tracking.sink import RunDescription
-from cepo.tracking.tracker import build_sink
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTILE = "\x1b]0;title\x07\x1b[31mred [bold]x[/bold] \udc80 \u202eevil\x9b2J\nnext"
@@ -28,8 +28,8 @@ import logging, sys, time
 from pathlib import Path
 from cepo.terminal import interrupts
 from cepo.terminal.progress import live_view, phase, shown
-from cepo.tracking.sink import RunDescription
-from cepo.tracking.tracker import build_sink
+from cepo.run_folder.sinks.base import RunDescription
+from cepo.run_folder.sinks.tracker import build_sink
 sys.path.insert(0, {str(REPOSITORY / "tests")!r})
 from run_folders import group, rollout
 

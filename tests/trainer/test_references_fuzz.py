@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cepo.algorithms import build_estimator
 from cepo.algorithms.references import positive_references, wrong_reference, wrong_references, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource, TeacherConfig
-from cepo.data.contexts import ContextBuilder, Problem
+from cepo.data.prompts import ContextBuilder, Problem
 from cepo.metrics import fraction
 from cepo.models.processing import Processing
 from cepo.trainer.planning import plan_views

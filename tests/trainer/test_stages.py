@@ -18,17 +18,17 @@ from cepo.algorithms.settings import NegativeConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.batch import token_array
-from cepo.data.contexts import Problem
+from cepo.data.prompts import Problem
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import results
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
 from cepo.trainer.batches import actor_batches, restricted, scored_batch
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.filtering import ask_until_enough
-from cepo.trainer.groups import PromptResponses, described_groups, rollout_groups
+from cepo.trainer.filtering import sample_until_enough
 from cepo.trainer.penalty import penalise
 from cepo.trainer.planning import ScoringPlan
+from cepo.trainer.rollout_groups import PromptResponses, described_groups, rollout_groups
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import Distillation, DivergenceConfig, RolloutGroup, TokenSignal
 
@@ -52,7 +52,7 @@ def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
 )  # fmt: skip
 def test_rounds_are_asked_up_to_the_limit(max_rounds: int, rounds_per_pass: int, rounds: int, filled: int) -> None:
     """Without one, as long as 3 passes over the data keep a group."""
-    rollouts = ask_until_enough(
+    rollouts = sample_until_enough(
         rounds_mixed_from(25), AlgorithmConfig(), num_groups=2, max_rounds=max_rounds, rounds_per_pass=rounds_per_pass
     )
     values = results(rollouts.metrics)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from cepo.config.worker_schema import OptimConfig
-from cepo.workers.trained import CompensatedAdamW, build_optimizer
+from cepo.workers.training import CompensatedAdamW, build_optimizer
 
 
 def trained(kind: type, start: Tensor, gradients: list[Tensor], **settings: float) -> Tensor:

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow, token_array
-from cepo.data.contexts import ContextBuilder, Problem
-from cepo.models.inputs import EncodedPrompt
+from cepo.data.prompts import ContextBuilder, Problem
+from cepo.models.interface import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.runtime.dispatch import Assignment, split_batches
 from cepo.trainer.batches import actor_batches, scored_batch
 from cepo.trainer.planning import ScoringPlan
 from cepo.types import TokenSignal
-from cepo.workers.passes import TokenForest, by_length, families, forest_of, pack_rows, padded_batches, plan_forest
+from cepo.workers.batching import PrefixTree, by_length, families, forest_of, pack_rows, padded_batches, plan_forest
 from cepo.workers.scoring_model import CollatedRows, collate
 
 PICTURE = 99
@@ -45,7 +45,7 @@ def rows_behind(contexts: list[tuple[int, ...]], num_responses: int = 2, length:
     ]
 
 
-def path(forest: TokenForest, rows: list[ScoringRow], row: int) -> tuple[int, ...]:
+def path(forest: PrefixTree, rows: list[ScoringRow], row: int) -> tuple[int, ...]:
     """The tokens from the root to the end of a row, read off the forest."""
     node = forest.leaves[row] if forest.leaves[row] >= 0 else forest.context_ends[row]
     tokens: tuple[int, ...] = ()

@@ -15,7 +15,7 @@ from cepo.config.listing import written
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError
 from cepo.files.trees import Tree, leaves, nested
-from cepo.sections.declaring import section
+from cepo.sections.fields import section
 from cepo.sections.reader import read_section
 
 logger = logging.getLogger(__name__)

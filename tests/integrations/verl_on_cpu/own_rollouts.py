@@ -21,7 +21,7 @@ from PIL import Image
 
 from cepo.algorithms import build_estimator
 from cepo.config import check_config, load_config
-from cepo.data.contexts import ContextBuilder
+from cepo.data.prompts import ContextBuilder
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer
@@ -107,7 +107,7 @@ def main(folder: Path) -> None:
     with_a_text_row(folder / "train.parquet")
     with ExitStack() as stack:
         trainer = own_trainer(folder, stack, "data.shuffle=false")
-        steps = [trainer.ask(0), trainer.ask(1)]
+        steps = [trainer.sample(0), trainer.sample(1)]
         expected = [own_advantages(trainer, steps[0], method, settings) for method, settings in CASES]
     rows = [row for step, rollouts in enumerate(steps) for row in rows_of(rollouts, 4 * step)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "verl.parquet")

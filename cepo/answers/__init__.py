@@ -1,0 +1,1 @@
+"""Decides whether an answer states a given truth. Imports nothing else of the package."""

@@ -1,0 +1,150 @@
+"""Checks that the files, data and models that settings name exist, and explains which do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from cepo.config.paths import HUB_NAME, MICROGEO_DATA, MICROGEO_MODELS, find_path, near_path, searched, split_source
+from cepo.errors import ConfigError, ForeignFileError, did_you_mean
+from cepo.files.safe_files import read_text
+from cepo.run_folder.layout import last_checkpoint
+
+_HUB_ADDRESS = re.compile(
+    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?:datasets/|models/)?(?P<name>[\w.-]+/[\w.-]+)"
+)
+_DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".tsv", ".arrow")
+
+
+def check_model_and_data(model_path: str, sources: Sequence[str]) -> None:
+    """Raises `ConfigError` if the model or a data set neither exists nor has the form of a hub name."""
+    require_model("worker.actor.model.model_path", model_path)
+    for source in sources:
+        require_data("data", source)
+
+
+def require_file(key: str, path: str | Path | None) -> None:
+    """Raises `ConfigError` if `path` is given and is no file with text in UTF-8; `key` names the setting."""
+    if path is None:
+        return
+    file = find_path(str(path))
+    if file is None or not file.is_file():
+        raise ConfigError(f"{key}={path}: there is no such file ({searched(str(path))}).{near_path(str(path))}")
+    try:
+        read_text(file)
+    except ForeignFileError as error:
+        raise ConfigError(f"{key}={path}: this file {error.fault}; accepted: text in UTF-8.") from error
+
+
+def require_folder(key: str, path: str | None) -> None:
+    if path is None:
+        return
+    folder = find_path(path)
+    if folder is None or not folder.is_dir():
+        raise ConfigError(f"{key}={path}: there is no such folder ({searched(path)}).{near_path(path)}")
+
+
+def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
+    """Returns whether a part of the built-in toy task is named; raises `ConfigError` if it has none of that name."""
+    if not name.startswith("microgeo:"):
+        return False
+    if name not in known:
+        near = did_you_mean(name, known)
+        raise ConfigError(f"{key}={name}: unknown part of the built-in toy task.{near} Known: {', '.join(known)}.")
+    return True
+
+
+def require_data(key: str, name: str) -> None:
+    if _is_embedded(key, name, MICROGEO_DATA) or (name and find_path(name) is not None):
+        return
+    _refuse_address(key, name)
+    path, split = split_source(name)
+    has_bad_split = split is not None and (not split or "@" in split)
+    if has_bad_split or not path:
+        raise ConfigError(
+            f"{key}={name!r} must have the form name@split with one '@', or be a path; single commas separate several."
+        )
+    is_hub_name = HUB_NAME.fullmatch(path) is not None and not path.endswith(_DATA_ENDINGS)
+    if find_path(path) is None and not is_hub_name:
+        raise ConfigError(
+            f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split)."
+            f"{near_path(path) or _with_split(name)}"
+        )
+
+
+def require_model(key: str, name: str | None) -> None:
+    """Raises `ConfigError` if a model does not exist, is a file, a checkpoint of a run, or an adapter alone."""
+    if name is None or _is_embedded(key, name, MICROGEO_MODELS):
+        return
+    folder = find_path(name)
+    if folder is None:
+        _refuse_address(key, name)
+        if not HUB_NAME.fullmatch(name):
+            near = near_path(name) or _with_organisation(name)
+            raise ConfigError(
+                f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).{near}"
+            )
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"{key}={name} is a file; a model is a folder with config.json and weights.")
+    if key.endswith("tokenizer_path") or (folder / "config.json").is_file():
+        return
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is not None:
+        raise ConfigError(
+            f"{key}={name} is a checkpoint of a run, not a model. Export it with `cepo merge --checkpoint {checkpoint} "
+            f"--out FOLDER` and give FOLDER, or continue that run with trainer.load_checkpoint_path={checkpoint}."
+        )
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{key}={name} is an adapter without its model. Export it with `cepo merge --checkpoint {folder} "
+            "--out FOLDER` and give FOLDER."
+        )
+
+
+def _refuse_address(key: str, name: str) -> None:
+    """Raises `ConfigError` if a page of the hub is named by its address, with the hub name that it stands for."""
+    address = _HUB_ADDRESS.match(name)
+    if address is not None:
+        raise ConfigError(f"{key}={name} is an address; write the hub name, {key}={address['name']}.")
+
+
+def _with_split(name: str) -> str:
+    """Returns " Did you mean 'ORG/NAME@SPLIT'?" for a hub name with another mark before its split, or a slash behind it."""
+    spelled = name.rstrip("/").replace(":", "@")
+    path, _, _ = spelled.partition("@")
+    return f" Did you mean '{spelled}'?" if spelled != name and HUB_NAME.fullmatch(path) else ""
+
+
+def _with_organisation(name: str) -> str:
+    """Returns " Did you mean 'ORG/NAME'?" for a model's name without its organisation, or with a slash behind it."""
+    without_slash = name.rstrip("/")
+    if without_slash != name and HUB_NAME.fullmatch(without_slash):
+        return f" Did you mean '{without_slash}'?"
+    table = Path(__file__).with_name("hub_organisations.yaml")
+    organisations: Mapping[str, str] = yaml.safe_load(table.read_text(encoding="utf-8"))
+    for beginning, organisation in organisations.items():
+        if "/" not in name and name.casefold().startswith(beginning):
+            return f" Did you mean '{organisation}/{name}'?"
+    return ""
+
+
+def require_weights(model_path: str) -> None:
+    """Raises `ConfigError` if a local model has no configuration or no weights. A check of the settings needs neither."""
+    folder = find_path(model_path)
+    if folder is None:
+        return
+    weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    missing: str | None = None
+    if not list(folder.glob("config.json")):
+        missing = "config.json"
+    elif not weights:
+        missing = "weights (*.safetensors or *.bin)"
+    if missing is not None:
+        raise ConfigError(
+            f"worker.actor.model.model_path={model_path} has no {missing}; give a folder with a whole Hugging Face "
+            "checkpoint, or a hub name org/name."
+        )

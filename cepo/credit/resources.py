@@ -1,0 +1,91 @@
+"""Opens the resources of a measurement: problems, rewards, and one device with the checkpoint's weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.config import RunConfig
+from cepo.data.prompts import ContextBuilder, Problem
+from cepo.data.training_set import TrainingProblems, most_visuals, read_training_sets
+from cepo.files.trees import Tree
+from cepo.models.processing import Processing, load_processing
+from cepo.rewards.pool import RewardPool
+from cepo.run_folder.environment import describe_software
+from cepo.trainer.rollouts import Rollouts
+from cepo.trainer.sampling import RolloutSampler, training_settings
+from cepo.workers.checkpoint import load_weights
+from cepo.workers.worker import Worker, WorkerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    config: RunConfig
+    processing: Processing
+    problems: TrainingProblems
+    contexts: ContextBuilder
+    rewards: RewardPool
+    backend: Worker
+    sampler: RolloutSampler
+
+    def description(self, checkpoint: str | None) -> Tree:
+        """Returns what the results depend on."""
+        config = self.config
+        return {
+            "checkpoint": checkpoint,
+            "model": config.worker.actor.model.model_path,
+            "data": config.data.train_sources,
+            "generator": self.backend.generator_name,
+            "seed": config.worker.rollout.seed,
+            "sampling": asdict(training_settings(config.worker.rollout, config.data.max_response_length)),
+            **describe_software(),
+        }
+
+    def problems_of(self, step: int) -> list[Problem]:
+        return [self.problems[index] for index in self.problems.indices(step, self.config.data.rollout_batch_size)]
+
+    def sample(self, step: int, *, with_baselines: bool) -> Rollouts:
+        """Samples and rewards what training would at the 0-based `step`, with greedy responses as baselines if asked."""
+        settings = training_settings(self.config.worker.rollout, self.config.data.max_response_length)
+        rollouts = self.sampler.sample(self.problems_of(step), self.backend, settings, step=step)
+        return self.sampler.with_baselines(rollouts, self.backend, settings) if with_baselines else rollouts
+
+
+@contextlib.contextmanager
+def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
+    """Opens a measurement on this process's device, with the weights of a checkpoint's folder `actor`, or the model's own.
+
+    Raises a `CepoError` if problems, weights, engine or reward cannot be used.
+    """
+    processing = load_processing(config.worker.actor.model, chat_template=config.data.override_chat_template)
+    problems = read_training_sets(config.data, processing)
+    contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
+    facts = WorkerSpec(
+        data=config.data,
+        algorithm=config.algorithm,
+        worker=config.worker,
+        trainer=config.trainer,
+        teacher=TeacherConfig(),
+        needs_values=False,
+        total_steps=1,
+        most_visuals=most_visuals(problems),
+    )
+    with contextlib.ExitStack() as stack:
+        rewards = stack.enter_context(RewardPool(config.worker.reward))
+        backend = Worker(facts, processing)
+        stack.callback(backend.close)
+        if actor is not None:
+            load_weights(backend.actor, actor)
+        backend.synchronise_rollout()
+        yield Session(
+            config=config,
+            processing=processing,
+            problems=problems,
+            contexts=contexts,
+            rewards=rewards,
+            backend=backend,
+            sampler=RolloutSampler(config.worker, config.algorithm, contexts, processing, rewards),
+        )

@@ -1,0 +1,1 @@
+"""Where the records of a run go: its folder, the console, TensorBoard and external trackers."""

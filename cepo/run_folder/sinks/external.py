@@ -1,0 +1,108 @@
+"""What the sinks of trackers share: which run of the tracker goes on after a resume, and what they log beside metrics.
+
+Each tracker has a module of its own. `docs/tracking.md` says what each does without a network.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from cepo.files.safe_files import read_json
+from cepo.files.trees import Tree
+from cepo.run_folder.layout import TRACKERS_FILE
+from cepo.run_folder.sinks.base import RunDescription, Sink, TrackedCredit
+from cepo.run_folder.sinks.samples import TrackedSample, tracked_samples
+from cepo.run_folder.trace import GroupRecord
+from cepo.run_folder.writing import write_atomically
+
+SAMPLES = "val/generations"
+CREDIT = "credit/responses"
+_STEPS_BETWEEN_CREDIT = 10
+"""A tracker gets the credit of two responses at most this often, since long ones take some hundred kB."""
+
+
+class ExternalSink(Sink):
+    """Gives a tracker the validation samples with images, and at some steps the credit of a right and a wrong response."""
+
+    def __init__(self, run: RunDescription) -> None:
+        algorithm = config_tree(run).get("algorithm") or {}
+        self._method = str(algorithm.get("adv_estimator", "the run's method"))
+        self._credit_of = run.credit_of
+        self._step_of_credit: int | None = None
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
+        if rows:
+            self.log_samples(step, tracked_samples(rows))
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        if self._credit_of is None:
+            return
+        credit = self._credit_of(records, self._method)
+        if credit is None:
+            return
+        step = credit.step
+        if self._step_of_credit is None or step - self._step_of_credit >= _STEPS_BETWEEN_CREDIT:
+            self._step_of_credit = step
+            self.log_credit(step, credit)
+
+    @abstractmethod
+    def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None: ...
+
+    @abstractmethod
+    def log_credit(self, step: int, credit: TrackedCredit) -> None: ...
+
+
+class LibrarySink(ExternalSink):
+    """Logs through a library whose runs have `log` and `finish`."""
+
+    def start(self, library: Any, run: RunDescription, identifier: str, **options: Any) -> None:
+        """Starts or continues the library's run, whose `identifier` is remembered in the run folder."""
+        self.library = library
+        self.run = library.init(project=run.project, resume="allow", config=config_tree(run), **options)
+        remember_run(run, library.__name__, identifier)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.log(step, finite_or_nan(values))
+
+    def log_credit(self, step: int, credit: TrackedCredit) -> None:
+        self.log(step, {CREDIT: self.library.Html(credit.html())})
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Logs numbers or media of a step."""
+        self.run.log(values, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def earlier_run(run: RunDescription, tracker: str) -> str | None:
+    """Returns the tracker's identifier of the run that `run` resumes; None for a new run or one unknown to the tracker."""
+    if run.resumed_step is None:
+        return None
+    return _known(run).get(tracker)
+
+
+def remember_run(run: RunDescription, tracker: str, identifier: str) -> None:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    known = _known(run) | {tracker: identifier}
+    write_atomically(run.folder / TRACKERS_FILE, json.dumps(known, indent=2) + "\n")
+
+
+def config_tree(run: RunDescription) -> Tree:
+    return yaml.safe_load(run.config_text) or {}
+
+
+def finite_or_nan(values: Mapping[str, float]) -> dict[str, float]:
+    """Replaces infinities by NaN, since some trackers store them as the largest float."""
+    return {name: float(value) if math.isfinite(value) else math.nan for name, value in values.items()}
+
+
+def _known(run: RunDescription) -> dict[str, str]:
+    path = run.folder / TRACKERS_FILE
+    return read_json(path, dict, within=run.folder) if path.exists() else {}

@@ -1,1 +1,0 @@
-"""Records metrics, rollouts and validation samples in sinks."""
