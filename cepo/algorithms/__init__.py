@@ -52,7 +52,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Gives methods of users the name `credit`, which `statistics` had up to version 0.4."""
     if name == "credit":
-        warnings.warn("cepo.algorithms.credit is cepo.algorithms.statistics", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{__name__}.credit is now {__name__}.statistics", DeprecationWarning, stacklevel=2)
         return statistics
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

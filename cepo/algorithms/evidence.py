@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cepo.algorithms import statistics
 from cepo.algorithms.base import GroupRelativeEstimator
 from cepo.algorithms.hindsight import hindsight_advantages
-from cepo.algorithms.settings import EvidenceConfig, WeightConfig, WeightedConfig
+from cepo.algorithms.settings import EvidenceConfig, MixingConfig, WeightedConfig
 from cepo.metrics import mean_value
 from cepo.types import TokenBatch, TokenSignal
 
@@ -45,7 +45,7 @@ class WeightedEstimator(GroupRelativeEstimator):
         return advantages.unsqueeze(1), None
 
 
-def scheduled_mixing(step: int, weight: WeightConfig) -> float:
+def scheduled_mixing(step: int, weight: MixingConfig) -> float:
     """Returns `lambda(k) = lambda_init max(0, 1 - k / lambda_decay_steps)`, or constantly `lambda_init`.
 
     In the first `lambda_warmup_steps` lambda rises linearly instead, and k counts the steps after them.
@@ -58,18 +58,20 @@ def scheduled_mixing(step: int, weight: WeightConfig) -> float:
     return weight.lambda_init * max(0.0, 1.0 - after_warmup / weight.lambda_decay_steps)
 
 
-def counted_evidence(delta: Float[Tensor, "B T"], batch: TokenBatch, weight: WeightConfig) -> Float[Tensor, "B T"]:
-    """Returns delta without gradient, and 0 where it does not count.
+def counted_evidence(delta: Float[Tensor, "B T"], batch: TokenBatch, weight: MixingConfig) -> Float[Tensor, "B T"]:
+    """Returns delta without gradient, and 0 where it does not count: see `counted_tokens`."""
+    return delta.detach().where(counted_tokens(batch, weight), 0.0)
+
+
+def counted_tokens(batch: TokenBatch, weight: MixingConfig) -> Bool[Tensor, "B T"]:
+    """Returns where evidence counts.
 
     It does not count on padding and, with `mixed_groups_only`, in groups that are all right or all wrong.
     """
-    counted = batch.response_mask
-    if weight.mixed_groups_only:
-        is_mixed = statistics.live_rows(
-            batch.correct.double(), batch.group_ids
-        )  # (B,) right and wrong ones in the group
-        counted = counted & is_mixed.unsqueeze(1)
-    return delta.detach().where(counted, 0.0)
+    if not weight.mixed_groups_only:
+        return batch.response_mask
+    is_mixed = statistics.live_rows(batch.correct.double(), batch.group_ids)  # (B,) right and wrong ones in the group
+    return batch.response_mask & is_mixed.unsqueeze(1)
 
 
 def log_mean_probability(batch: TokenBatch, views: Sequence[str]) -> Float[Tensor, "B T"]:

@@ -61,7 +61,7 @@ class Hindsight(Estimator):
 def hindsight_advantages(
     batch: TokenBatch, config: HindsightAdvantageConfig
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Computes `A_t = (R - V_t) / sigma` with V_t of `credit.evidence_values`, and returns both, 0 on padding.
+    """Computes `A_t = (R - V_t) / sigma` with V_t of `statistics.evidence_values`, and returns both, 0 on padding.
 
     The prior p is the pass rate of the other rollouts. R and V_t are compared on the scale of rewards, from
     `reward_low` to `reward_high`. On this scale `sigma = sqrt(p (1 - p) n / (n - ddof))`; with `scale: none` it is 1, and

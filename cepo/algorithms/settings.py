@@ -127,8 +127,8 @@ class TeacherConfig:
 
 
 @section
-class WeightConfig:
-    """`algorithm.weight.*`: the evidence weight, its strength at each step, and its bounds."""
+class MixingConfig:
+    """What a method reads of `algorithm.weight` whose weight has its own bounds."""
 
     lambda_init: Share = 0.5
     """Highest value of the mixing weight lambda."""
@@ -138,10 +138,16 @@ class WeightConfig:
     """Number of steps, after the warm-up, in which a linear lambda decays to 0."""
     lambda_warmup_steps: Natural = 0
     """Number of first steps in which lambda rises linearly to lambda_init."""
-    clip_radius: BelowOne = 0.5
-    """The evidence weight stays between 1 - clip_radius and 1 + clip_radius."""
     mixed_groups_only: bool = False
     """Use evidence only in groups with both right and wrong rollouts, by the verifier."""
+
+
+@section
+class WeightConfig(MixingConfig):
+    """`algorithm.weight.*`: the evidence weight, its strength at each step, and its bounds."""
+
+    clip_radius: BelowOne = 0.5
+    """The evidence weight stays between 1 - clip_radius and 1 + clip_radius."""
 
 
 @section

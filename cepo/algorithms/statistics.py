@@ -239,6 +239,37 @@ def outcome_signal(batch: TokenBatch, advantages: Float[Tensor, " B"]) -> TokenS
     )
 
 
+def delta_metrics(
+    delta: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"] | Float[Tensor, "B _"],
+    response_mask: Bool[Tensor, "B T"],
+    correct: Bool[Tensor, " B"],
+    *,
+    mixing: float,
+) -> Metrics:
+    """Returns metrics of the evidence over response tokens with A != 0; A is per rollout or token.
+
+    `evidence/delta_*` are in nats. `_right` and `_wrong` follow the verifier: with a reward for format some wrong
+    rollouts have A > 0.
+    """
+    sign = advantage_sign(advantages).reshape(len(delta), -1)
+    counted = response_mask & (sign != 0)
+    right = counted & correct.unsqueeze(1)
+    wrong = counted & ~correct.unsqueeze(1)
+    return {
+        "evidence/lambda": mean_value(mixing),
+        "evidence/positive_fraction": mean_of((delta > NEUTRAL_DELTA).float(), counted),
+        "evidence/negative_fraction": mean_of((delta < -NEUTRAL_DELTA).float(), counted),
+        "evidence/disagreement_rate": mean_of((sign * delta < -NEUTRAL_DELTA).float(), counted),
+        "evidence/delta_mean_positive_advantage": mean_of(delta, response_mask & (sign > 0)),
+        "evidence/delta_mean_negative_advantage": mean_of(delta, response_mask & (sign < 0)),
+        "evidence/delta_mean_right": mean_of(delta, right),
+        "evidence/delta_std_right": _std_of(delta, right),
+        "evidence/delta_mean_wrong": mean_of(delta, wrong),
+        "evidence/delta_std_wrong": _std_of(delta, wrong),
+    }
+
+
 def evidence_metrics(
     delta: Float[Tensor, "B T"],
     advantages: Float[Tensor, " B"] | Float[Tensor, "B _"],
@@ -248,32 +279,18 @@ def evidence_metrics(
     mixing: float,
     clip_radius: float,
 ) -> Metrics:
-    """Returns metrics of the evidence and its weights over response tokens with A != 0; A is per rollout or token.
+    """Returns `delta_metrics`, and those of the weights, over response tokens with A != 0.
 
-    `evidence/delta_*` are in nats. `_right` and `_wrong` follow the verifier: with a reward for format some wrong
-    rollouts have A > 0. Clip rates count tokens whose raw weight is outside [1 - r, 1 + r].
+    Clip rates count tokens whose raw weight is outside [1 - r, 1 + r].
     """
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
-    log_weight = sign * delta  # before it is clipped
     clipped_at = clipping(delta, sign, clip_radius=clip_radius)
-    right = counted & correct.unsqueeze(1)
-    wrong = counted & ~correct.unsqueeze(1)
-    return {
-        "evidence/lambda": mean_value(mixing),
-        "evidence/positive_fraction": mean_of((delta > NEUTRAL_DELTA).float(), counted),
-        "evidence/negative_fraction": mean_of((delta < -NEUTRAL_DELTA).float(), counted),
-        "evidence/clip_low_rate": mean_of((clipped_at < 0).float(), counted),
-        "evidence/clip_high_rate": mean_of((clipped_at > 0).float(), counted),
-        "evidence/disagreement_rate": mean_of((log_weight < -NEUTRAL_DELTA).float(), counted),
-        "evidence/weight_mean": mean_of(evidence_weight(delta, sign, clip_radius=clip_radius), counted),
-        "evidence/delta_mean_positive_advantage": mean_of(delta, response_mask & (sign > 0)),
-        "evidence/delta_mean_negative_advantage": mean_of(delta, response_mask & (sign < 0)),
-        "evidence/delta_mean_right": mean_of(delta, right),
-        "evidence/delta_std_right": _std_of(delta, right),
-        "evidence/delta_mean_wrong": mean_of(delta, wrong),
-        "evidence/delta_std_wrong": _std_of(delta, wrong),
-    }
+    metrics = delta_metrics(delta, advantages, response_mask, correct, mixing=mixing)
+    metrics["evidence/clip_low_rate"] = mean_of((clipped_at < 0).float(), counted)
+    metrics["evidence/clip_high_rate"] = mean_of((clipped_at > 0).float(), counted)
+    metrics["evidence/weight_mean"] = mean_of(evidence_weight(delta, sign, clip_radius=clip_radius), counted)
+    return metrics
 
 
 def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:

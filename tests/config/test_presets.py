@@ -22,7 +22,7 @@ CONFIGS = REPOSITORY / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
 EVERY_YAML = [*FILES, *sorted((REPOSITORY / "examples").rglob("*.yaml"))]
 METHODS = ("grpo", "rlsd", "cepo", "opsd", "sdpo")
-WORLDS = {"geo3k": METHODS, "microgeo": (*METHODS, "hindsight", "rlcsd", "visual")}
+WORLDS = {"geo3k": METHODS, "microgeo": (*METHODS, "contrast_gate", "hindsight", "rlcsd", "visual")}
 
 
 def table(text: str) -> dict[str, Any]:

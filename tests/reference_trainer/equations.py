@@ -13,6 +13,8 @@ from reference_trainer.settings import Divergence, Settings
 
 Rows = list[numpy.ndarray]
 """One array per response, one number per token."""
+Sides = tuple[numpy.ndarray, numpy.ndarray] | None
+"""Log-probs of a response's tokens with the right reference and with the wrong one; None if it lacks either."""
 
 
 def group_advantages(rewards: Sequence[float], size: int) -> list[float]:
@@ -102,6 +104,34 @@ def evidence_advantages(advantages: Rows, deltas: Rows, mixing: float, radius: f
             weight = min(max(math.exp(numpy.sign(advantage) * value), 1 - radius), 1 + radius)
             tokens.append(advantage * ((1 - mixing) + mixing * weight))
         result.append(numpy.array(tokens))
+    return result
+
+
+def gated_advantages(
+    advantages: Rows, teachers: Sequence[Sides], mixing: float, threshold: float, floor: float
+) -> Rows:
+    """A where the contrast stands out from its noise and has A's sign, floor A elsewhere; A without teachers.
+
+    The noise is the lower median of the contrasts that contradict A, of tokens whose mean probability is below 0.9.
+    """
+    contradicting = []
+    for of_row, sides in zip(advantages, teachers, strict=True):
+        if sides is None:
+            continue
+        for advantage, right, wrong in zip(of_row, *sides, strict=True):
+            if (right - wrong) * advantage < 0 and (math.exp(right) + math.exp(wrong)) / 2 < 0.9:
+                contradicting.append(abs(right - wrong))
+    noise = 0.05
+    if contradicting:
+        noise = max(0.05, sorted(contradicting)[(len(contradicting) - 1) // 2] / 0.6745)
+    result = []
+    for of_row, sides in zip(advantages, teachers, strict=True):
+        gates = numpy.ones(len(of_row))
+        if sides is not None:
+            for token, (advantage, right, wrong) in enumerate(zip(of_row, *sides, strict=True)):
+                agrees = (right > wrong and advantage > 0) or (right < wrong and advantage < 0)
+                gates[token] = 1.0 if agrees and abs(right - wrong) > threshold * noise else floor
+        result.append(of_row * ((1 - mixing) + mixing * gates))
     return result
 
 

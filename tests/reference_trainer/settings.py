@@ -77,6 +77,8 @@ class Settings:
     mixing: float = 0.5
     mixing_steps: int = 25
     radius: float = 0.5
+    threshold: float = 2.0
+    floor: float = 0.1
     baseline: str = "group"
     num_wrong: int = 4
     right_source: str = "ground_truth"

@@ -133,6 +133,14 @@ class ReferenceTrainer:
             else:
                 plain = equations.spread(equations.group_advantages(rewards, size), lengths)
             advantages = equations.evidence_advantages(plain, self._deltas(rows, step), mixing, settings.radius)
+        elif method == "contrast_gate":
+            advantages = equations.gated_advantages(
+                equations.spread(equations.group_advantages(rewards, size), lengths),
+                [self._sides(row, step) for row in rows],
+                equations.mixing_at(step, settings.mixing, settings.mixing_steps),
+                settings.threshold,
+                settings.floor,
+            )
         elif method == "hindsight":
             advantages = equations.hindsight(rewards, self._deltas(rows, step), size)
         elif method in DISTILLATION:
@@ -233,6 +241,16 @@ class ReferenceTrainer:
             sides = [self._log_probs(self.teacher, self.prompts.encode(problem, text), row.ids) for text in wrong]
             deltas.append(first - (numpy.log(numpy.mean(numpy.exp(sides), axis=0)) if sides else row.old))
         return deltas
+
+    def _sides(self, row: Row, step: int) -> equations.Sides:
+        """log P(with the right answer) and log P(with the wrong one); None unless there are both."""
+        problem = self.problems[row.group]
+        group = problem.responses[step]
+        texts = [_right_texts(problem, group, self.settings)[row.place], _wrong_text(group, self.settings)]
+        if None in texts:
+            return None
+        right, wrong = (self._log_probs(self.teacher, self.prompts.encode(problem, text), row.ids) for text in texts)
+        return right, wrong
 
     def _consult(self, rows: list[Row], step: int) -> None:
         for row in rows:

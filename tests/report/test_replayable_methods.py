@@ -63,7 +63,7 @@ def drawn(folder: Path, settings: str, groups: Sequence[GroupRecord]) -> set[str
         ("  adv_estimator: vppo\n  papo: {mask_probability: 0.5}\n", MASKED, {"papo", "vppo"}),
         ("  adv_estimator: pgpo\n", BLIND, {"pgpo", "visual"}),
         ("  adv_estimator: visual\n", BLIND, {"pgpo", "visual"}),
-        ("  adv_estimator: cepo\n", BOTH, {"cepo", "hindsight", "rlsd"}),
+        ("  adv_estimator: cepo\n", BOTH, {"cepo", "contrast_gate", "hindsight", "rlsd"}),
         # hindsight never shows a rollout its own answer.
         ("  adv_estimator: rlsd\n  positive: {source: peer_answer}\n", CORRECT, {"rlsd"}),
         (

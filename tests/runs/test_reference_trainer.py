@@ -104,6 +104,8 @@ IN_CEPOS_WORDS = {
     "mixing": "algorithm.weight.lambda_init",
     "mixing_steps": "algorithm.weight.lambda_decay_steps",
     "radius": "algorithm.weight.clip_radius",
+    "threshold": "algorithm.contrast_gate.threshold",
+    "floor": "algorithm.contrast_gate.floor",
     "baseline": "algorithm.advantage.baseline",
     "num_wrong": "algorithm.rlcsd.num_wrong",
     "right_source": "algorithm.positive.source",
@@ -139,6 +141,8 @@ def overrides_of(settings: Settings) -> list[str]:
         found[f"{section}.importance_clip"] = settings.divergence.importance_clip
     if settings.method in ("vppo", "papo"):
         found[f"algorithm.{settings.method}.mask_probability"] = 1.0  # no patch is left to chance
+    if settings.method == "contrast_gate":
+        found["algorithm.weight.lambda_schedule"] = "linear"
     if settings.method == "rlcsd_released":
         found["algorithm.negative.select"] = "lowest_reward"
     return [f"{key}={value}" for key, value in found.items()]
@@ -157,6 +161,8 @@ CASES = {
         method="cepo", lora=(4, 8), teacher="reference", kl=("kl", 0.2, "reward"), **_OF_PEERS
     ),
     "cepo, baseline of evidence, one epoch": _evidence(method="cepo", baseline="hindsight", epochs=1),
+    "contrast_gate": Settings(method="contrast_gate", mixing=0.7, mixing_steps=4, threshold=0.5, floor=0.2),
+    "contrast_gate, whole responses, one epoch": Settings(method="contrast_gate", mixing=0.9, epochs=1, **_OF_PEERS),
     "hindsight, from a peer": Settings(method="hindsight", right_source="peer_answer", exclude_self=True),
     "rlcsd, two wrong references": _evidence(method="rlcsd", num_wrong=2),
     "rlcsd_released, initial teacher": Settings(
@@ -260,6 +266,7 @@ MORE_OF_THE_SAME = (
     "rlsd, averaged teacher, LoRA, one epoch",
     "cepo, one epoch",
     "cepo, baseline of evidence, one epoch",
+    "contrast_gate, whole responses, one epoch",
 )
 """Second settings of a method: adapters, averages and baselines have tests of their own, and every method has a case."""
 

@@ -35,6 +35,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("cepo", {"teacher": {"placement": "assistant_prefix"}}),
     ("cepo", {"teacher": {"with_images": False}}),
     ("rlsd", {"positive": {"source": "peer_answer"}}),
+    # A threshold of 0, because rounding must not change which tokens are selected.
+    ("contrast_gate", {"threshold": 0.0}),
     ("pgpo", {}),
     # Masks depend on the prompt's name, which the trainers choose themselves: images are black. Rounding must not change
     # which tokens are selected, nor be divided by a small temperature.
