@@ -171,7 +171,7 @@ def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> No
 
 def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None = None) -> Trainer:
     """Builds the trainer, with cheap checks first; `stack` closes its resources, `policy` is that of a trainer before it."""
-    from cepo.algorithms import build_estimator, load_plugin
+    from cepo.algorithms import load_plugin
     from cepo.rewards.pool import RewardPool
 
     data = config.data
@@ -189,7 +189,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         processing = load_processing(worker.actor.model, chat_template=data.override_chat_template)
     for plugin in settings.plugins:
         load_plugin(plugin)
-    estimator = build_estimator(algorithm.adv_estimator, config.methods.get(algorithm.adv_estimator))
+    estimator = config.estimator
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=data.max_prompt_length)
     with phase("reading and checking the problems"):
         problems, held_out = _problem_sets(data, processing, with_solutions="solution" in estimator.reference_sources)

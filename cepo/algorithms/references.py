@@ -71,6 +71,11 @@ def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -
     return references
 
 
+def wrong_views(number: int) -> tuple[str, ...]:
+    """Returns the names of the views that read one wrong reference each."""
+    return tuple(f"wrong_{index}" for index in range(1, number + 1))
+
+
 def in_views(references: Sequence[Sequence[Reference]], views: Sequence[str]) -> dict[str, list[Reference | None]]:
     """Returns for each view the reference of that place of each rollout; None where a rollout has fewer."""
     by_view: dict[str, list[Reference | None]] = {}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from cepo.algorithms import estimator_class
+from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
 from cepo.config.paths import File, located_data, split_sources
 from cepo.config.worker_schema import WorkerConfig
@@ -149,10 +149,6 @@ class AlgorithmConfig(SharedSettings):
     """Reward field that decides whether a response is correct; if the scores do not have it, `overall` decides."""
     correct_threshold: float = 0.5
     """A response is correct if that field is at least this."""
-
-    @property
-    def needs_critic(self) -> bool:
-        return "values" in estimator_class(self.adv_estimator).reads
 
 
 @section
@@ -295,3 +291,13 @@ class RunConfig(RunSettings):
     from_environment: Mapping[tuple[str, ...], object] = dataclasses.field(
         default_factory=dict[tuple[str, ...], object], compare=False, repr=False
     )
+
+    @property
+    def estimator(self) -> Estimator:
+        """The chosen method with its settings. It holds no state, so that each use may build it anew."""
+        name = self.algorithm.adv_estimator
+        return build_estimator(name, self.methods.get(name))
+
+    @property
+    def needs_critic(self) -> bool:
+        return "values" in self.estimator.reads

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cepo.algorithms import Estimator, build_estimator
+from cepo.algorithms import Estimator
 from cepo.config import RunConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import (
@@ -120,7 +120,7 @@ def estimate_memory(
     actor = config.worker.actor
     algorithm = config.algorithm
     lora = actor.model.lora
-    estimator = build_estimator(algorithm.adv_estimator, config.methods[algorithm.adv_estimator])
+    estimator = config.estimator
     has_full_kl = algorithm.kl_penalty == "full" and not algorithm.disable_kl
     shape = shape_of_model(actor.model, lora)
     policy = _model_memory(
