@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias, TypedDict
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy
 from jaxtyping import Bool, Float
@@ -31,16 +31,11 @@ def token_array(tokens: ArrayLike) -> TokenIds:
     return numpy.asarray(tokens, dtype=numpy.int32)
 
 
-class ScoringOptions(TypedDict, total=False):
-    """The options of a scoring pass, declared once for trainer, backends and actor."""
+class InitialScores(NamedTuple):
+    """What a response's tokens get under the initial weights, (response length,) float32."""
 
-    as_teacher: bool  # with the teacher's weights; by default the actor's
-    as_reference: bool  # with the initial weights (LoRA: those without the adapter), for a KL penalty
-    keep_states: str | None  # the view whose rows' hidden states an update that distils needs later in the step
-    temperature: float | None  # replaces the rollout temperature
-    result: Literal["log_probs", "entropy", "reference_kl"]
-    """Per token, in nats: its log-prob, its distribution's entropy, or KL(P_student || P_reference) over the vocabulary,
-    for rows whose states were kept `as_reference`."""
+    log_probs: Tensor
+    kl: Tensor | None  # KL(P_student || P_initial) over the whole vocabulary, in nats; None if it was not asked for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from cepo.config.schema import TrainerConfig
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
+from cepo.data.batch import CriticBatch, InitialScores, OptimizerBatch, ScoringRow
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
 from cepo.models.interface import ImageSource
@@ -273,8 +273,19 @@ class RayBackend:
         self.ranks.generate(self._encoded(messages), ranks_per_engine=size, arrived=arrived)
         return groups
 
-    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
-        return self._pass("score", rows, **options)
+    def score(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, temperature: float | None = None
+    ) -> list[Tensor]:
+        return self._pass("score", rows, keep_states=keep_states, temperature=temperature)
+
+    def score_teacher(self, rows: Sequence[ScoringRow], *, keep_states: str | None = None) -> list[Tensor]:
+        return self._pass("score_teacher", rows, keep_states=keep_states)
+
+    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
+        return self._pass("score_initial", rows, with_kl=with_kl)
+
+    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        return self._pass("entropies", rows)
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         return self._pass("values", rows)
@@ -313,7 +324,7 @@ class RayBackend:
         for sender in self._senders:
             sender.forget()
 
-    def _pass(self, method: str, rows: Sequence[ScoringRow], **keywords: Any) -> list[Tensor]:
+    def _pass(self, method: str, rows: Sequence[ScoringRow], **keywords: Any) -> list[Any]:
         indices = self._assignment.indices_of(rows)
         parts = dispatch.select(rows, indices)
         for rank, part in enumerate(parts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from cepo.algorithms import Estimator
 from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
 from cepo.config.worker_schema import WorkerConfig
-from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
+from cepo.data.batch import RowName, ScoringRow
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.read_ahead import ProblemReader, problems_and_prompts
 from cepo.data.training_set import TrainingProblems
@@ -235,7 +235,8 @@ class Trainer:
         values: Tensor | None = None
         entropies: Tensor | None = None
         with self.clock.stage("score"):
-            scored = self._log_probs(student_rows + teacher_rows if shares_weights else student_rows)
+            first_rows = student_rows + teacher_rows if shares_weights else student_rows
+            scored = self._log_probs(first_rows, self.backend.score)
             if self.worker.rollout.temperature != 1.0:
                 metrics = gap_at_temperature_1(rollouts, self.backend)
             if not self.algorithm.disable_kl:
@@ -253,7 +254,7 @@ class Trainer:
         if plan.views:
             if not shares_weights:
                 with self.clock.stage("teachers"):
-                    scored |= self._log_probs(teacher_rows, as_teacher=True)
+                    scored |= self._log_probs(teacher_rows, self.backend.score_teacher)
             self.clock.count_tokens("teachers", sum(row.num_tokens for row in teacher_rows))
         return scored_batch(
             plan,
@@ -265,14 +266,14 @@ class Trainer:
             metrics=metrics,
         )
 
-    def _log_probs(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> dict[RowName, Tensor]:
+    def _log_probs(self, rows: Sequence[ScoringRow], score: Callable[..., list[Tensor]]) -> dict[RowName, Tensor]:
         """Scores rows in one pass, and keeps the hidden states of the view from which the update distils."""
         if not rows:
             return {}
         distilled_view = self.estimator.distilled_view
         has_distilled_rows = any(row.view == distilled_view for row in rows)
         view_to_keep = distilled_view if has_distilled_rows else None
-        log_probs = self.backend.score(rows, as_teacher=as_teacher, keep_states=view_to_keep)
+        log_probs = score(rows, keep_states=view_to_keep)
         names = [row.name for row in rows]
         return dict(zip(names, log_probs, strict=True))
 
@@ -281,11 +282,11 @@ class Trainer:
     ) -> tuple[Tensor, Tensor]:
         """Returns (B, T) log-probs under the initial weights, and each token's KL; `rows` must be all rows."""
         penalty = self.algorithm.kl_penalty
+        initial = self.backend.score_initial(rows, with_kl=penalty == "full")
+        log_probs = rollouts.padded([scores.log_probs for scores in initial])
         if penalty == "full":
-            # The second pass compares whole distributions with the hidden states that the first one kept.
-            log_probs = rollouts.padded(self.backend.score(rows, as_reference=True, keep_states=OWN_VIEW))
-            return log_probs, rollouts.padded(self.backend.score(rows, result="reference_kl"))
-        log_probs = rollouts.padded(self.backend.score(rows, as_reference=True, keep_states=None))
+            divergences = [scores.kl for scores in initial if scores.kl is not None]
+            return log_probs, rollouts.padded(divergences)
         students_log_probs = with_scored(rollouts.sampled_log_probs, scored)
         return log_probs, kl_penalty(students_log_probs, log_probs, penalty)
 
@@ -295,7 +296,7 @@ class Trainer:
         rows = [plan.rollouts.scoring_row(int(row)) for row in plan.live.nonzero()]
         if not rows:
             return zeros
-        entropies = self.backend.score(rows, result="entropy")
+        entropies = self.backend.entropies(rows)
         names = [row.name for row in rows]
         return with_scored(zeros, dict(zip(names, entropies, strict=True)))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # only: a program that defines a callback loads no library before its configuration is checked
     from torch import Tensor
 
-    from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
+    from cepo.data.batch import CriticBatch, InitialScores, OptimizerBatch, ScoringRow
     from cepo.metrics import Metrics
     from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
     from cepo.trainer.batches import ScoredBatch
@@ -32,8 +32,25 @@ class Backend(Protocol):
         """Samples responses; see `cepo.rollout.generator.Sampler`."""
         ...
 
-    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
-        """Returns the log-prob, or another `result`, of each row's response tokens, (response length,) float32."""
+    def score(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, temperature: float | None = None
+    ) -> list[Tensor]:
+        """Returns the log-probs of each row's response tokens under the actor's weights, (response length,) float32.
+
+        The update of the step can distil from rows of the view `keep_states`. `temperature` replaces the rollout's.
+        """
+        ...
+
+    def score_teacher(self, rows: Sequence[ScoringRow], *, keep_states: str | None = None) -> list[Tensor]:
+        """Does the same under the teacher's weights, where they are not the actor's."""
+        ...
+
+    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
+        """Returns log-probs under the initial weights, and with `with_kl` each token's KL from the actor's."""
+        ...
+
+    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Returns the entropy of the actor's distribution before each response token, in nats."""
         ...
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -17,7 +17,7 @@ from cepo.algorithms import load_plugin
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
 from cepo.config.worker_schema import ActorConfig, WorkerConfig
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
+from cepo.data.batch import CriticBatch, InitialScores, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError
 from cepo.losses import available_losses, build_loss
 from cepo.losses.entropy import EntropyTerm
@@ -144,9 +144,23 @@ class Worker:
             torch.cuda.reset_peak_memory_stats()
         self._has_sampled = False
 
-    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
+    def score(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, temperature: float | None = None
+    ) -> list[Tensor]:
         self._end_sampling()
-        return self.actor.score(rows, **options)
+        return self.actor.score(rows, keep_states=keep_states, temperature=temperature)
+
+    def score_teacher(self, rows: Sequence[ScoringRow], *, keep_states: str | None = None) -> list[Tensor]:
+        self._end_sampling()
+        return self.actor.score_teacher(rows, keep_states=keep_states)
+
+    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
+        self._end_sampling()
+        return self.actor.score_initial(rows, with_kl=with_kl)
+
+    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        self._end_sampling()
+        return self.actor.entropies(rows)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `Actor.update`; adds the memory in use."""

@@ -172,8 +172,8 @@ def actor_step(
     from cepo.rollout.generator import FullWeights
     from cepo.types import Distillation, DivergenceConfig
 
-    scored = actor.score(own) + actor.score(teacher, as_teacher=True, keep_states=VIEW)
-    scored += actor.score(own, as_reference=True) + actor.score(own, result="entropy")
+    scored = actor.score(own) + actor.score_teacher(teacher, keep_states=VIEW)
+    scored += [scores.log_probs for scores in actor.score_initial(own)] + actor.entropies(own)
     batch = optimizer_batch(own)
     mask = batch.response_mask
     batch = dataclasses.replace(
