@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms import WeightedEstimator, register_estimator
 from cepo.algorithms.settings import WeightedConfig
-from cepo.types import Reference, RolloutGroup, TokenBatch
+from cepo.types import ImageReference, Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -31,7 +31,7 @@ class Visual(WeightedEstimator):
     views = ("blind",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        return {"blind": [Reference(blind=True)] * len(group.rollouts)}
+        return {"blind": [ImageReference()] * len(group.rollouts)}
 
     def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         return batch.old_log_probs - batch.teacher_log_probs["blind"]

@@ -22,7 +22,7 @@ from cepo.run_folder.pictures import thumbnail
 from cepo.trainer.protocol import Backend
 from cepo.trainer.rollouts import Rollouts
 from cepo.trainer.sampling import VALIDATION_STEP, RolloutSampler, validation_settings
-from cepo.types import Reference
+from cepo.types import TextReference
 
 MENTIONS = re.compile(
     r"\b(?:sample|given|provided|reference|known|stated|suggested)\s+(?:final\s+|correct\s+)?(?:answer|solution)\b"
@@ -151,7 +151,7 @@ def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, ba
     num_prompts = math.ceil(num_rows / rollouts.group_size)
     hinted_prompts: list[EncodedPrompt] = []  # may exceed the prompt's limit, because nothing is trained on them
     for problem, prompt in zip(rollouts.problems[:num_prompts], rollouts.prompts[:num_prompts], strict=True):
-        hint = contexts.reference_text(Reference(text=problem.ground_truth))
+        hint = contexts.reference_text(TextReference(text=problem.ground_truth))
         hinted_prompts.append(contexts.teacher(problem, prompt, hint))
     hinted_rows = [rollouts.scoring_row(row, hinted_prompts[row // rollouts.group_size]) for row in rows]
     with_hint = backend.score(hinted_rows)

@@ -25,7 +25,7 @@ from cepo.models.patch_mask import PatchMask
 from cepo.rewards.math import compute_score
 from cepo.trainer.loop import Trainer
 from cepo.trainer.rollouts import Rollouts
-from cepo.types import Reference, RolloutGroup
+from cepo.types import ImageReference, Reference, RolloutGroup
 from cepo.workers.worker import Worker
 
 trl = pytest.importorskip("trl", reason="the extra `trl` is not installed")
@@ -131,7 +131,7 @@ class HalfVisual(Visual):
     """Visual evidence from half of each image instead of none."""
 
     def references(self, group: RolloutGroup) -> dict[str, list[Reference | None]]:
-        return {"blind": [Reference(masked=0.5)] * len(group.rollouts)}
+        return {"blind": [ImageReference(masked=0.5)] * len(group.rollouts)}
 
 
 def test_masked_images_give_cepos_own_advantages(
@@ -204,7 +204,7 @@ def test_a_row_without_an_image_has_grpos_advantages_from_visual(tmp_path: Path)
     assert torch.equal(unseen, grpo)
     group = RolloutGroup(prompt_id="0", ground_truth="1", rollouts=[], seed=0, step=0)
     mixed = [Row((), [], "1", None, has_images) for has_images in (True, False)]
-    hints = [seen._credit._placed(Reference(blind=True), row, group) for row in mixed]
+    hints = [seen._credit._placed(ImageReference(), row, group) for row in mixed]
     assert hints == [Hint(), None], "each row of a mixed batch for itself"
 
 
