@@ -77,17 +77,16 @@ class _OfRows:
 class OptimizerBatch(_OfRows):
     """The rows of one optimizer step that have a gradient, with totals over all rows of the step.
 
-    If `on_policy`, the weights at the start of this optimizer step sampled the rows and no earlier pass scored them. The
-    old log-probs are then the update's own, without gradient, and `old_log_probs` holds the rollout engine's.
+    `old_log_probs` is None if the weights at the start of this optimizer step sampled the rows and no earlier pass scored
+    them: the old log-probs are then the update's own, without gradient.
     """
 
     rows: Sequence[ScoringRow]
-    old_log_probs: Float[Tensor, "R T"]
+    sampled_log_probs: Float[Tensor, "R T"]  # of the rollout engine
     advantages: Float[Tensor, "R T"]
     response_mask: Bool[Tensor, "R T"]
     denominators: LossDenominators  # over every row of the step, including rows without gradient
-    on_policy: bool = False
-    sampled_log_probs: Float[Tensor, "R T"] | None = None  # of the rollout engine; None if `old_log_probs` holds them
+    old_log_probs: Float[Tensor, "R T"] | None = None
     reference_log_probs: Float[Tensor, "R T"] | None = None  # under the initial weights; None without a KL in the loss
     distillation: Distillation | None = None  # of these rows; None for methods whose only loss is the policy loss
 

@@ -245,8 +245,8 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             scores.log_probs.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
             return {}
         mask = part_batch.response_mask.to(self.device)  # (B, T)
-        old_log_probs = part_batch.old_log_probs.to(self.device)
-        zeros = torch.zeros_like(old_log_probs)
+        sampled_log_probs = part_batch.sampled_log_probs.to(self.device)
+        zeros = torch.zeros_like(sampled_log_probs)
 
         def by_row(flat: Float[Tensor, " N"]) -> Float[Tensor, "B T"]:
             return zeros.masked_scatter(mask, flat)
@@ -262,7 +262,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
 
         loss, metrics = objective(
             log_probs,
-            self._terms(part_batch, old_log_probs, log_probs, token_weight=weights[part.indices]),
+            self._terms(part_batch, sampled_log_probs, log_probs, token_weight=weights[part.indices]),
             self._objective,
             teacher_divergence=divergences.get("teacher"),
             divergence_settings=None if distillation is None else distillation.divergence,
@@ -270,29 +270,29 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             entropies=entropies,
         )
         loss.backward()
-        if batch.on_policy:
-            metrics |= agreement_metrics(old_log_probs, log_probs.detach(), mask, self.module.temperature)
+        if batch.old_log_probs is None:
+            metrics |= agreement_metrics(sampled_log_probs, log_probs.detach(), mask, self.module.temperature)
         return metrics
 
     def _terms(
-        self, batch: OptimizerBatch, old_log_probs: Tensor, log_probs: Tensor, *, token_weight: Tensor
+        self, batch: OptimizerBatch, sampled_log_probs: Tensor, log_probs: Tensor, *, token_weight: Tensor
     ) -> ObjectiveTerms:
         """Returns what the objective needs beside the `log_probs`, on their device.
 
-        With `on_policy`, the policy before the update is the current one, and the batch's values are the engine's.
+        For a batch without old log-probs, the policy before the update is the current one.
         """
 
         def on_device(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(self.device)
 
-        sampled_log_probs = on_device(batch.sampled_log_probs)
-        if sampled_log_probs is None:
-            sampled_log_probs = old_log_probs
+        old_log_probs = on_device(batch.old_log_probs)
+        if old_log_probs is None:
+            old_log_probs = log_probs.detach()
         divergence_weight: Tensor | None = None
         if batch.distillation is not None:
             divergence_weight = batch.distillation.token_weight.to(self.device)
         return ObjectiveTerms(
-            old_log_probs=log_probs.detach() if batch.on_policy else old_log_probs,
+            old_log_probs=old_log_probs,
             sampled_log_probs=sampled_log_probs,
             advantages=batch.advantages.to(self.device),
             response_mask=batch.response_mask.to(self.device),

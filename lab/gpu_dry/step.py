@@ -178,7 +178,6 @@ def actor_step(
     mask = batch.response_mask
     batch = dataclasses.replace(
         batch,
-        on_policy=False,
         old_log_probs=padded(scored[: len(own)], mask),
         reference_log_probs=padded(scored[2 * len(own) : 3 * len(own)], mask),
         distillation=Distillation(divergence=DivergenceConfig(kind="jsd"), token_weight=mask.float(), view=VIEW),

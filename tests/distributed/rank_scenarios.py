@@ -202,6 +202,7 @@ class Share:
     def batch(self, old_log_probs: Tensor, advantages: Tensor, **others: Any) -> OptimizerBatch:
         return OptimizerBatch(
             rows=self.rows,
+            sampled_log_probs=old_log_probs,
             old_log_probs=old_log_probs,
             advantages=advantages,
             response_mask=self.mask,

@@ -94,8 +94,8 @@ def test_gradients_are_those_of_plain_autograd(
     mask = mask_of(rows)
     advantages = torch.randn(mask.shape, generator=torch.Generator().manual_seed(0)) * mask
     batch = OptimizerBatch(
-        rows=rows, old_log_probs=torch.zeros(mask.shape), advantages=advantages, response_mask=mask,
-        denominators=denominators_of(mask), on_policy=True,
+        rows=rows, sampled_log_probs=torch.zeros(mask.shape), advantages=advantages, response_mask=mask,
+        denominators=denominators_of(mask),
     )  # fmt: skip
     actor, model = build_actor(), reference_model(tiny_model_folder)
     before = parameters_of(actor)
@@ -113,9 +113,9 @@ def test_gradients_are_those_of_plain_autograd(
 def test_truncated_weights_scale_the_gradient(build_actor: BuildActor, rows: list[ScoringRow], on_policy: bool) -> None:
     """The engine's probabilities are half of the trainer's, so that all weights are 2, or 1.5 where this is the bound."""
     batch = own_batch(build_actor(), rows)
-    half = batch.old_log_probs - math.log(2.0)
-    engine = {"old_log_probs": half} if on_policy else {"sampled_log_probs": half}
-    sampled = dataclasses.replace(batch, on_policy=on_policy, **engine)
+    half = batch.sampled_log_probs - math.log(2.0)
+    old_log_probs = None if on_policy else batch.old_log_probs
+    sampled = dataclasses.replace(batch, sampled_log_probs=half, old_log_probs=old_log_probs)
     lengths = {}
     for threshold in (1.5, 3.0):
         actor = build_actor(rollout_is="truncate", rollout_is_threshold=threshold)
