@@ -18,7 +18,7 @@ if sys.version_info < (3, 11):  # noqa: UP036
     raise SystemExit(2)
 
 _HOMES = {
-    "Callback": "cepo.trainer.protocol",
+    "Callback": "cepo.trainer.callbacks",
     "Evaluation": "cepo.api",
     "Run": "cepo.report.page",
     "RunConfig": "cepo.config",
