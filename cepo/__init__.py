@@ -17,6 +17,10 @@ if sys.version_info < (3, 11):  # noqa: UP036
     )
     raise SystemExit(2)
 
+from cepo.moved import find_moved_modules
+
+find_moved_modules()
+
 _HOMES = {
     "Callback": "cepo.trainer.callbacks",
     "Evaluation": "cepo.api",
