@@ -77,7 +77,7 @@ MOVED: Mapping[str, str] = {
     "runtime.reach": "runtime.network",
     "sections.declaring": "sections.fields",
     "sections.wording": "sections.messages",
-    "terminal.words": "terminal.arguments",
+    "terminal.words": "config.arguments",
     "tracking": "run_folder.sinks",
     "tracking.console": "run_folder.sinks.console",
     "tracking.external": "run_folder.sinks.external",

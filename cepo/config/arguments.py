@@ -1,21 +1,17 @@
-"""Reads the words of a command line as settings, in every form that people write them, and explains what a shell made of them.
-
-`a.b=1`, `--a.b=1`, `--a.b 1` and `+a.b=1` are one setting; `--flag` alone is true. `config=FILE`, `--config FILE`, `-c FILE`
-and a bare `FILE.yaml` name the configuration.
-"""
+"""Reads the words of a command line as settings, and explains words that are none and what a shell made of some."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from cepo.errors import ConfigError
 
 _KEY = r"[A-Za-z_][\w-]*(?:\.[\w-]+)*"
 _SETTING = re.compile(rf"{_KEY}=.*", re.DOTALL)
-_WITH_DASHES = re.compile(rf"--?(?P<key>{_KEY})(?P<value>=.*)?", re.DOTALL)
-_WITH_PLUS = re.compile(rf"\+\+?(?P<setting>{_KEY}=.*)", re.DOTALL)
+_FLAG = re.compile(rf"--?(?P<key>{_KEY})(?:=(?P<value>.*))?", re.DOTALL)
 _WITH_COLON = re.compile(rf"(?P<key>{_KEY}):(?P<value>[^/\\].*)?")
 _NUMBER = re.compile(r"-[\d.]+([eE]-?\d+)?")
 _CONFIG_NAMES = ("config", "c", "config_file", "cfg")
@@ -27,15 +23,50 @@ _MAPPINGS = ("val_override_config", "reward_function_kwargs", "override_config")
 _MOST_WORDS = 20
 
 
-def settings_in(words: Sequence[str]) -> list[str]:
-    """Returns the words as `key=value`, with the configuration as `config=FILE`.
+def settings_in(words: Sequence[str], explained: Callable[[str, str], str] | None = None) -> list[str]:
+    """Returns the words, each of the form `key=value`; `config=FILE` names the configuration.
 
-    Raises `ConfigError` for a word that is no setting, and for what a shell has split or expanded.
+    Raises `ConfigError` for a word that is no setting, and for what a shell has split or expanded. `explained(key, value)`
+    says what to write in place of flags.
     """
     refuse_split_words(words)
-    settings = [*_without_dashes(words)]
-    _refuse_expanded_braces(settings)
-    return settings
+    flags = _flags_in(words)
+    if flags:
+        raise ConfigError(_about_flags(flags, explained))
+    for word, next_word in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if not _SETTING.fullmatch(word):
+            raise ConfigError(f"argument '{word}': settings have the form a.b.c=value.{_remedy(word, next_word)}")
+    _refuse_expanded_braces(words)
+    return list(words)
+
+
+def _flags_in(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns key and value of each `--key value`, `--key=value` and `--key`, whose value is true."""
+    flags: list[tuple[str, str]] = []
+    for position, word in enumerate(words):
+        flag = _FLAG.fullmatch(word)
+        if flag is None:
+            continue
+        value = flag["value"]
+        if value is None:
+            next_word = words[position + 1] if position + 1 < len(words) else ""
+            value = next_word if next_word and _is_value(next_word) else "true"
+        flags.append((flag["key"].replace("-", "_"), value))
+    return flags
+
+
+def _about_flags(flags: Sequence[tuple[str, str]], explained: Callable[[str, str], str] | None) -> str:
+    remedies: list[str] = []
+    for key, value in flags:
+        if key in _CONFIG_NAMES:
+            remedies.append(f"'--{key}': write config={value}")
+        elif explained is None:
+            remedies.append(f"'--{key}': write {key}={value}")
+        else:
+            remedies.append(f"'--{key}': {explained(key, value)}")
+    if len(remedies) == 1:
+        return f"settings have no dashes. {remedies[0]}"
+    return "settings have no dashes:" + "".join(f"\n  {remedy}" for remedy in remedies)
 
 
 def refuse_split_words(words: Sequence[str]) -> None:
@@ -44,37 +75,12 @@ def refuse_split_words(words: Sequence[str]) -> None:
     _refuse_split_values(words)
 
 
-def _without_dashes(words: Sequence[str]) -> Iterator[str]:
-    remaining = list(words)
-    while remaining:
-        word = remaining.pop(0)
-        dashed = _WITH_DASHES.fullmatch(word)
-        plus = _WITH_PLUS.fullmatch(word)
-        if dashed is not None:
-            value = dashed["value"]
-            if value is None:
-                value = f"={remaining.pop(0)}" if remaining and is_value(remaining[0]) else "=true"
-            key = dashed["key"].replace("-", "_")
-            if key in _CONFIG_NAMES:
-                key = "config"
-            yield f"{key}{value}"
-        elif plus is not None:
-            yield plus["setting"]
-        elif word.startswith("config=") or _SETTING.fullmatch(word):
-            yield word
-        elif names_configuration(word):
-            yield f"config={word}"
-        else:
-            next_word = remaining[0] if remaining else ""
-            raise ConfigError(f"argument '{word}': settings have the form a.b.c=value.{_remedy(word, next_word)}")
-
-
 def names_configuration(word: str) -> bool:
     """Returns whether a word without a key can only be the name of a configuration."""
     return word.endswith((".yaml", ".yml")) or _CONFIG_NAME.fullmatch(word) is not None
 
 
-def is_value(word: str) -> bool:
+def _is_value(word: str) -> bool:
     """Returns whether a word after `--key` is its value, and not the next setting."""
     if word.startswith("-"):
         return _NUMBER.fullmatch(word) is not None
@@ -87,12 +93,16 @@ def _remedy(word: str, next_word: str) -> str:
     dotted = re.sub(r"[./]+", ".", key)
     if separator and _SETTING.fullmatch(f"{dotted}="):
         return f" Did you mean '{dotted}={value}'?"
+    if names_configuration(word):
+        return f" Did you mean 'config={word}'?"
+    if word.startswith("+"):
+        return f" Did you mean '{word.lstrip('+')}'?"
     if word.startswith("~"):
         return " A setting cannot be removed; write the value that it shall have, or null."
     if colon is not None:
         value = (colon["value"] or next_word).strip()
         return f" Did you mean '{colon['key']}={value}'?"
-    if "." in word and next_word and is_value(next_word):
+    if "." in word and next_word and _is_value(next_word):
         return f" Did you mean '{word}={next_word}'?"
     return ""
 
