@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
@@ -99,12 +98,8 @@ MOVED: Mapping[str, str] = {
 """The new name of each module by its old one, both below the package."""
 
 
-class _MovedModules:
-    """A finder and loader of modules under their old names, which are the modules with the new names."""
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        package, _, name = fullname.partition(".")
-        return ModuleSpec(fullname, self) if package == "cepo" and name in MOVED else None  # type: ignore[arg-type]
+class _MovedModuleLoader:
+    """Loads a module under its old name, which is the module with the new name."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new_name = f"cepo.{MOVED[spec.name.removeprefix('cepo.')]}"
@@ -119,6 +114,7 @@ class _MovedModules:
         module.__spec__ = module.__spec__.loader_state
 
 
-def find_moved_modules() -> None:
-    """Makes the old names known to `import`."""
-    sys.meta_path.insert(0, _MovedModules())
+def find_moved_module(fullname: str) -> ModuleSpec | None:
+    """The specification of the module that had the name in version 0.4; None for other names."""
+    is_old_name = fullname.removeprefix("cepo.") in MOVED
+    return ModuleSpec(fullname, _MovedModuleLoader()) if is_old_name else None  # type: ignore[arg-type]
