@@ -36,7 +36,7 @@ _LETTER_BEFORE_TEXT = re.compile(
 )
 _LETTER_BEFORE_A_REASON = re.compile(
     r"([A-J])\s?,?\s+(?:because|since|due\s+to)\s|([A-J])\s?,\s+(?:which|namely|not|i\.\s?e\.)\s"
-    r"|([A-J])\s+is\s+(?:the\s+)?(?:correct|right|best)\b|([A-J])\s*,\s*(?:因为|由于)"
+    r"|([A-J])\s+is\s+(?:the\s+)?(?:correct|right|best)\b|([A-J])\s*(?:,\s*(?:因为|由于)|是?正确)"
 )
 _BOLD_LETTER = re.compile(
     r"\s*(?:\*\*|\\textbf\{)\s*\(?([A-J])\)?\s*[.:]?\s*(?:\*\*|\})\s*"

@@ -19,7 +19,7 @@ _CUE = re.compile(
     r"(?:\bis\b|\bare\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)[\s*_:]*"
     r"|\bfinal\s+answer[\s*_#:]*\n[\s*_]*"
     r"|\b(?:correct|right|best)\s+(?:option|choice)[\s*_]*(?:\bis\b|:)[\s*_:]*"
-    r"|答案(?:应该?)?(?:是|为)?\s*[:：]?\s*"
+    r"|答案】?(?:应该?)?(?:是|为)?\s*[:：]?\s*"
     r"|(?<!不)选(?:择|项)?(?:是|为)?\s*[:：]?\s*(?=[(（]?[A-J](?![A-Za-z]))"
     r"|答\s*[:：]\s*",
     re.IGNORECASE,
@@ -51,7 +51,7 @@ _LETTERS_ALONE = re.compile(r"[\s*_]*\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*[\s.*_:]*
 _BEGINS_WITH_BOLD_LETTER = re.compile(r"\s*(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
 _NUMBERED_LINE = re.compile(r"\s*\d[.)]\s")
 _YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE)
-_YES_OR_NO = re.compile(r"\byes\b\W+(?:or\W+)?no\b|\bno\b\W+or\W+yes\b", re.IGNORECASE)
+_YES_OR_NO = re.compile(r"\byes\s*(?:or|/)\s*no\b|\bno\s*(?:or|/)\s*yes\b", re.IGNORECASE)
 _FIRST_WORD = re.compile(r"[\s*_\"“(]*(?:(?:so|thus|therefore|hence)\s*,?\s+)?(?P<word>yes|no)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"[^.!?\n]+")
 

@@ -14,7 +14,7 @@ from cepo.answers.unit_table import known_unit
 _MARKUP = re.compile(r"\\(?:text|textrm|mathrm|textbf|mathbf|ce)(?![A-Za-z])|\*\*")
 _WORD = re.compile("[A-Za-z]+")
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
-_UNIT = r"\s*(?:\\?%|\^\\circ|[A-Za-z]{2,}(?:[ /][A-Za-z]+)*(?:\^?[23])?)"
+_UNIT = r"\s*(?:\\?%|\^\\circ|(?:[A-Za-z]{2,}|(?<=[\d\s])[A-Za-z])(?:[ /][A-Za-z]+)*(?:\^?[23])?|[\u4e00-\u9fff]+)"
 _MONEY = r"(?:\\\$|[$€£¥]|)"
 _RANGE = re.compile(
     rf"(?:from\s+|(?P<between>between\s+))?(?P<money>{_MONEY})\s*(?P<first>{_NUMBER})(?P<first_unit>{_UNIT})?"
@@ -51,12 +51,14 @@ def range_of(text: str) -> Range | None:
     money = match["money"]
     unit = match["unit"] or ""
     first_unit = match["first_unit"] or unit
-    if (not unit and first_unit) or not _are_units(first_unit) or not _are_units(unit):
-        return None  # algebra such as `2ab-3cd`
-    has_unit = bool(money or unit)
     first = match["first"].replace(",", "")
     second = match["second"].replace(",", "")
-    is_difference = sign == "-" and float(first) >= float(second) and not has_unit
+    is_ascending = float(first) < float(second)
+    is_apart = unit.startswith(" ") or " " not in plain
+    if not _are_units(first_unit, unit, may_be_letters=is_ascending and is_apart):
+        return None  # algebra such as `2ab-3cd` and `2 - 3m`
+    has_unit = bool(money or unit)
+    is_difference = sign == "-" and not is_ascending and not has_unit
     is_plain = not first.startswith("0") and not second.startswith("0") and not _SPAN_OF_YEARS.fullmatch(plain)
     return Range(
         first=f"{money}{first}{first_unit}",
@@ -66,9 +68,15 @@ def range_of(text: str) -> Range | None:
     )
 
 
-def _are_units(text: str) -> bool:
-    """Returns whether all words of a text may be units."""
-    return all(len(word) > 2 or known_unit(word) is not None for word in _WORD.findall(text))
+def _are_units(first_unit: str, second_unit: str, may_be_letters: bool) -> bool:
+    """Returns whether two texts may be the units of a range; single letters are rather variables."""
+    if first_unit and not second_unit:
+        return False
+    words = _WORD.findall(f"{first_unit} {second_unit}")
+    if any(len(word) <= 2 and known_unit(word) is None for word in words):
+        return False
+    has_single_letter = any(len(word) == 1 for word in words)
+    return not has_single_letter or (may_be_letters and first_unit == second_unit)
 
 
 def order_of(text: str) -> str:
@@ -117,8 +125,8 @@ def formula_of(text: str) -> str:
 
     A formula has an index or a charge, and elements alone: `AB_2` is none.
     """
-    plain = re.sub(r"[\s_]|\\[,;! ]", "", _plain(text))
+    plain = re.sub(r"[\s_]|\\[,;! ]|\^(?=[+-])", "", _plain(text))
     if not _FORMULA.fullmatch(plain) or not all(atom in _ELEMENTS for atom in _ATOM.findall(plain)):
         return ""
-    has_index_or_charge = re.search(r"[A-Za-z)]\d|\^", plain) is not None
+    has_index_or_charge = re.search(r"[A-Za-z)][\d+^]", plain) is not None
     return plain if has_index_or_charge else ""

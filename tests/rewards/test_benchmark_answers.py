@@ -15,7 +15,9 @@ from cepo.rewards.benchmark import compute_score, final_answer, is_right, kind_o
 from cepo.rewards.math import compute_score as math_score
 
 COLOURS = ("red", "blue", "green", "orange")
-ROWS = json.loads((Path(__file__).parents[1] / "answers" / "data" / "equal_answers.json").read_text(encoding="utf-8"))
+DATA = Path(__file__).parents[1] / "answers" / "data"
+ROWS = json.loads((DATA / "equal_answers.json").read_text(encoding="utf-8"))
+RESPONSES = json.loads((DATA / "graded_responses.json").read_text(encoding="utf-8"))
 
 
 def accuracy_of(row: dict[str, Any], **settings: Any) -> float:
@@ -33,6 +35,17 @@ def test_what_the_math_reward_refuses_is_refused(section: str) -> None:
             if accuracy_of(sample):
                 accepted.append((answer, row["truth"]))
     assert accepted == []
+
+
+@pytest.mark.parametrize("section", RESPONSES)
+def test_a_response_is_graded_as_a_reader_would(section: str) -> None:
+    """Statements, prose behind numbers, yes or no, percent, Chinese; each row is a response with its verdict."""
+    others: list[str] = []
+    for row in RESPONSES[section]:
+        sample = row | {"answer_kind": row["kind"], "ground_truth": row["truth"]}
+        if accuracy_of(sample) != float(row["right"]):
+            others.append(row["response"])
+    assert others == []
 
 
 @pytest.mark.parametrize(
