@@ -12,7 +12,7 @@ cepo's own training calls them in the worker processes of `cepo.rewards.pool`, w
 
 from cepo.answers.choices import LETTERS, chosen
 from cepo.answers.comparison import equal
-from cepo.answers.final_answers import AnswerKind, final_answer, is_number, marked_answer, yes_or_no
+from cepo.answers.final_answers import AnswerKind, final_answer, is_number, kind_of, marked_answer, yes_or_no
 from cepo.answers.reward_functions import trl_reward, verl_reward
 from cepo.answers.values import decimal_value, is_rounding, normal_form, states_the_same, value_key
 
@@ -25,6 +25,7 @@ __all__ = [
     "final_answer",
     "is_number",
     "is_rounding",
+    "kind_of",
     "marked_answer",
     "normal_form",
     "states_the_same",

@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 
 from cepo.answers.characters import plain_characters
-from cepo.answers.statements import LONGEST_ANSWER, read_statement
+from cepo.answers.statements import LONGEST_ANSWER, folded, read_statement
 
 LETTERS = string.ascii_uppercase[:10]
 """The option letters A to J; no benchmark offers more options."""
@@ -152,6 +152,6 @@ def same_spelling(first: str, second: str) -> bool:
     """Returns whether two texts have the same normal form and unit, ignoring case; never for empty texts."""
     first_statement = read_statement(first)
     second_statement = read_statement(second)
-    first_text = first_statement.value.casefold().replace(" ", "")
-    second_text = second_statement.value.casefold().replace(" ", "")
+    first_text = folded(first_statement.value)
+    second_text = folded(second_statement.value)
     return first_text == second_text != "" and first_statement.unit == second_statement.unit

@@ -13,7 +13,7 @@ from cepo.answers.datetimes import date_of, same_date, same_time, time_of
 from cepo.answers.exact_numbers import PI, Real, as_float, multiplied, near, same_value
 from cepo.answers.literals import Range, formula_of, order_of, range_of, same_telephone_number, telephone_number_of
 from cepo.answers.numbers import value_of
-from cepo.answers.statements import LONGEST_ANSWER, Statement, has_unit, read_statement, without_name
+from cepo.answers.statements import LONGEST_ANSWER, Statement, folded, has_unit, read_statement, without_name
 from cepo.answers.structures import (
     interval_of,
     parts_of,
@@ -316,7 +316,7 @@ def _plain_words(text: str) -> str:
     """
     if _RELATION_OF_FIGURES.search(text):
         text = _SEGMENT.sub(r"\1", text)
-    return text.casefold().replace(" ", "")
+    return folded(text)
 
 
 def _is_equation(text: str) -> bool:

@@ -23,6 +23,7 @@ _DATES = tuple(
         rf"{_YEAR}\s*年\s*(?P<month>\d{{1,2}})\s*月(?:\s*(?P<day>\d{{1,2}})\s*[日号])?",
         rf"{_MONTH}\s+{_DAY}(?:,\s*|\s+){_YEAR}",
         rf"{_DAY}\s+(?:of\s+)?{_MONTH},?\s+{_YEAR}",
+        rf"{_DAY}-{_MONTH}-(?P<year>\d{{4}}|\d{{2}})",
         rf"{_MONTH},?\s+{_YEAR}",
         rf"{_MONTH}\s+{_DAY}",
         rf"{_DAY}\s+(?:of\s+)?{_MONTH}",
@@ -35,7 +36,7 @@ _DATE_IN_DIGITS = re.compile(
 _TIME = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>\d{2}|0)(?::(?P<second>\d{2}))?\s*(?:(?P<half>[ap])\.?\s?m\.?)?", re.IGNORECASE
 )
-_FULL_HOUR = re.compile(r"(?P<hour>\d{1,2})\s*(?P<half>[ap])\.?\s?m\.?", re.IGNORECASE)
+_FULL_HOUR = re.compile(r"(?P<hour>\d{1,2})\s*(?:(?P<half>[ap])\.?\s?m\.?|o'clock)", re.IGNORECASE)
 _MARKUP = re.compile(r"\\(?:text|textrm|mathrm|textbf|mathbf)(?![A-Za-z])|\\[,;: ]|[${}~]|\*\*")
 _NOON = 12
 _HOURS_OF_DAY = 24
@@ -121,7 +122,7 @@ def time_of(text: str) -> Time | None:
         return _valid_time(int(match["hour"]), int(match["minute"]), int(match["second"] or 0), half, is_padded)
     full_hour = _FULL_HOUR.fullmatch(plain)
     if full_hour is not None:
-        return _valid_time(int(full_hour["hour"]), 0, 0, full_hour["half"].lower(), is_padded=False)
+        return _valid_time(int(full_hour["hour"]), 0, 0, (full_hour["half"] or "").lower(), is_padded=False)
     return None
 
 

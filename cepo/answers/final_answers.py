@@ -13,7 +13,7 @@ from cepo.answers.statements import LONGEST_ANSWER, read_statement
 
 AnswerKind = Literal["choice", "yes_no", "numeric", "text"]
 
-_END_OF_THINKING = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_END_OF_THINKING = re.compile(r"</(?:think|thinking|thought|reasoning)>|\[/think\]|◁/think▷", re.IGNORECASE)
 _CUE = re.compile(
     r"(?:\bthe\s+)?(?:\b(?:final|correct|right|best)\s+)?\banswer\b(?:\s+to\s+[^.:\n]{0,60}?)?[\s*_]*"
     r"(?:\bis\b|\bare\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)[\s*_:]*"
@@ -49,6 +49,7 @@ _MOST_ENDS = 8
 _EMPHASIS = re.compile(r"\*\*(?![\d(])|(?<![\d)])\*\*|__")
 _LETTERS_ALONE = re.compile(r"[\s*_]*\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*[\s.*_:]*")
 _BEGINS_WITH_BOLD_LETTER = re.compile(r"\s*(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
+_LETTERS_OF_TRUTH = re.compile(r"\s*[A-J](?:\s*,\s*[A-J])*\s*")
 _NUMBERED_LINE = re.compile(r"\s*\d[.)]\s")
 _YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE)
 _YES_OR_NO = re.compile(r"\byes\s*(?:or|/)\s*no\b|\bno\s*(?:or|/)\s*yes\b", re.IGNORECASE)
@@ -139,6 +140,13 @@ def _without_prose(line: str, kind: AnswerKind | None, choices: Sequence[str]) -
 def is_number(text: str) -> bool:
     r"""Returns whether a text states one number, such as `60^\circ`, `2:3` or `5 \sqrt { 3 }`."""
     return len(text) <= LONGEST_ANSWER and value_of(read_statement(text).value) is not None
+
+
+def kind_of(truth: str) -> AnswerKind:
+    """Returns `choice` for one or more letters from A to J, `numeric` for one number, else `text`."""
+    if _LETTERS_OF_TRUTH.fullmatch(truth):
+        return "choice"
+    return "numeric" if is_number(truth) else "text"
 
 
 def _answer_in_a_line(text: str, kind: AnswerKind | None, choices: Sequence[str]) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cepo.answers.comparison import equal
-from cepo.answers.final_answers import final_answer
+from cepo.answers.final_answers import final_answer, kind_of
 
 
 def trl_reward(completions: Sequence[Any], answer: Sequence[str], **columns: Any) -> list[float]:
@@ -30,8 +30,8 @@ def verl_reward(
 
 
 def _reward(response: str, truth: str) -> float:
-    found = final_answer(response)
-    return float(found is not None and equal(found, truth))
+    answer = final_answer(response, kind_of(truth))
+    return float(answer is not None and equal(answer, truth))
 
 
 def _text_of(completion: Any) -> str:

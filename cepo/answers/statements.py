@@ -16,7 +16,7 @@ from cepo.answers.numbers import value_of
 from cepo.answers.spelling import nodes_of
 from cepo.answers.typesetting import DEGREE, without_wrappers
 from cepo.answers.unit_table import NO_UNIT, Unit
-from cepo.answers.units import is_ambiguous, is_currency, may_be_in_a_unit, may_begin_reciprocal, read_unit
+from cepo.answers.units import is_ambiguous, is_currency, may_be_in_a_unit, read_unit
 
 LONGEST_ANSWER = 512
 """The number of characters up to which an answer is read; longer ones are compared as they are."""
@@ -99,6 +99,7 @@ def _read_side(nodes: list[Node]) -> Statement:
 
 _SEVERAL_STATEMENTS = re.compile(r";|,(?!\d{3})|(?<![\\A-Za-z])(?:or|and)(?![A-Za-z])")
 _LETTER = re.compile(r"[A-Za-z\u4e00-\u9fff]")
+_SPACE_BETWEEN_LETTERS = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 _NOT_IN_A_NAME = re.compile(
     r"[+\-*/^<>,:;]|\\(?:frac|sqrt|pi|times|cdot|div|approx|pm|neq|leq?|geq?|lt|gt|begin|in|cup)(?![A-Za-z])"
 )
@@ -152,6 +153,11 @@ def named_parts(text: str) -> tuple[str, str]:
     return (name, value) if is_named else ("", text)
 
 
+def folded(value: str) -> str:
+    """Returns a value in small letters and without the spaces between its words."""
+    return _SPACE_BETWEEN_LETTERS.sub("", value.casefold())
+
+
 def has_unit(statement: Statement) -> bool:
     """Returns whether a statement names a unit; `units` names none."""
     return statement.unit is not None and statement.unit != NO_UNIT
@@ -188,8 +194,7 @@ def _places_of_unit(nodes: Sequence[Node]) -> range:
 
 def _number_with_unit(nodes: list[Node]) -> Statement | None:
     for place in _places_of_unit(nodes):
-        may_begin_unit = may_be_in_a_unit(nodes[place]) or may_begin_reciprocal(nodes, place)
-        if not may_begin_unit or nodes[place - 1] == Token("sign", "^"):
+        if not may_be_in_a_unit(nodes[place]) or nodes[place - 1] == Token("sign", "^"):
             continue
         value = nodes[:place]
         behind = nodes[place:]
@@ -204,7 +209,7 @@ def _number_with_unit(nodes: list[Node]) -> Statement | None:
 
 
 def _money(nodes: list[Node]) -> Statement | None:
-    r"""Reads `\$5`, `-\$5`, `US\$ 5` and `\$5 \text{ per kg}`, `\$5/kg`."""
+    r"""Reads `\$5`, `-\$5` and `US\$ 5`."""
     is_negative = bool(nodes) and is_sign(nodes[0], "-")
     is_of_country = bool(nodes) and text_of(nodes[0]) == "US"
     place = 1 if is_negative or is_of_country else 0
@@ -215,18 +220,7 @@ def _money(nodes: list[Node]) -> Statement | None:
     if is_sign(behind[0], "."):  # `Rs. 500`
         behind = behind[1:]
     amount = [nodes[0], *behind] if is_negative else behind
-    return _price(sign_of_money, amount) or _sum_of_money(sign_of_money, amount)
-
-
-def _price(sign_of_money: Node, amount: list[Node]) -> Statement | None:
-    r"""Reads `5 \text{ per kg}` and `5/kg` behind a sign of money."""
-    for place, node in enumerate(amount):
-        if not is_sign(node, "/") and text_of(node) != "per":
-            continue
-        unit = read_unit([sign_of_money, *amount[place:]])
-        if unit is not None and value_of(written(amount[:place])) is not None:
-            return Statement(written(amount[:place]), unit)
-    return None
+    return _sum_of_money(sign_of_money, amount)
 
 
 def _sum_of_money(sign_of_money: Node, amount: list[Node]) -> Statement | None:

@@ -155,8 +155,13 @@ def same_parts(first: Parts, second: Parts, same: Callable[[str, str], bool]) ->
 
 
 def _may_be_one(first: str, second: str) -> bool:
-    """Returns whether two items have the same name, or one of them none: `x=1` and `y=1` differ."""
-    return "" in (_name_of(first), _name_of(second)) or _name_of(first) == _name_of(second)
+    """Returns whether the names of two items allow that they are one: `x=1` and `y=1` differ, `x_1=1` and `x=1` need not."""
+    first_name = _name_of(first)
+    second_name = _name_of(second)
+    if not first_name or not second_name or first_name == second_name:
+        return True
+    names_without_index = (first_name.partition("_")[0], second_name.partition("_")[0])
+    return names_without_index[0] == names_without_index[1] in (first_name, second_name)
 
 
 def _same_in_some_order(first: Sequence[str], second: Sequence[str], same: Callable[[str, str], bool]) -> bool:

@@ -11,7 +11,16 @@ from cepo.answers.lexer import Group, Node, NodeCursor, Token, with_space
 DEGREE = r"\degree"
 """The command that stands for every spelling of the degree sign."""
 
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
+_DELIMITERS = (
+    ("$$", "$$"),
+    ("$", "$"),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+    ("**", "**"),
+    ("`", "`"),
+    ('"', '"'),
+    ("“", "”"),
+)
 _TRAILING_PUNCTUATION = re.compile(r"(?:\\[,;:!]|[.,;\s])+\Z")
 _BROKEN_SPACE_COMMAND = re.compile(r"(?<!\\)\\\Z")
 _DOLLAR_SIGN = re.compile(r"(?<!\\)\$")

@@ -207,15 +207,6 @@ _WITHOUT_PREFIXES = (
 _COUNTERS = frozenset("个只条人名位本张支枝辆棵次岁组种件间台头朵颗根倍题页层步双对盒箱袋瓶杯分")
 """Chinese counters, which name no unit; what is counted may follow: `12个苹果`."""
 CURRENCIES = {r"\$", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "CNY", "RMB", "Rs"}
-_TWO_WORDS = (
-    ("fl oz", "0.0295735295625 L"),
-    ("fluid ounce", "0.0295735295625 L"),
-    ("metric ton", "1000 kilogram"),
-    ("metric tonne", "1000 kilogram"),
-    ("electron volt", "eV"),
-    ("nautical mile", "1852 m"),
-    ("light year", "9460730472580800 m"),
-)
 _SHORTEST_NAME = 3
 ATTACHED_SYMBOLS = {
     "mm", "cm", "dm", "km", "Km", "kg", "Kg", "ml", "mL", "cl", "cL", "dl", "dL", "ft", "in", "yd", "mi", "kN", "kJ", "kW", "kV",
@@ -279,11 +270,9 @@ def _add_prefixed(units: dict[str, Unit], spelling: str, prefixes: dict[str, int
 
 _SYMBOLS = _units_by_symbol()
 METRE = _SYMBOLS["m"]
-SECOND = _SYMBOLS["s"]
 OHM = _SYMBOLS[r"\Omega"]
 _NAMES = _units_by_name()
 STERLING = _NAMES["£"]
-UNITS_OF_TWO_WORDS = {tuple(words.split()): _defined(definition, _SYMBOLS) for words, definition in _TWO_WORDS}
 
 
 def known_unit(word: str) -> Unit | None:

@@ -1,4 +1,4 @@
-r"""Units: `km/h`, `1/s`, `\text{ cm}^2`, `square feet`, `°C`, `\$`, `平方厘米`, and words such as `apples`.
+r"""Units: `km/h`, `\text{ cm}^2`, `square feet`, `°C`, `\$`, `平方厘米`, and words such as `apples`.
 
 `unit_table` has the known units. A word that is no known unit is a basic unit of its own.
 """
@@ -15,26 +15,23 @@ from cepo.answers.unit_table import (
     CELSIUS,
     CURRENCIES,
     FAHRENHEIT,
-    METRE,
     NO_UNIT,
     OHM,
     PREFIXES,
-    SECOND,
-    UNITS_OF_TWO_WORDS,
     Unit,
     counted_unit,
     known_unit,
 )
 
-_WORDS_WITHOUT_UNIT = {"unit", "units"}
-"""Words for a unit that nobody names."""
+_WORDS_WITHOUT_UNIT = {"unit", "units", "long", "wide", "tall", "high", "deep", "old"}
+"""Words for a unit that nobody names, and words behind a unit: `12 cm long`."""
 _DEGREE_WORDS = {"degrees", "degree", "deg"}
 _SCALES = {
     "c": CELSIUS, "celsius": CELSIUS, "centigrade": CELSIUS, "f": FAHRENHEIT, "fahrenheit": FAHRENHEIT,
 }  # fmt: skip
 """The temperature scales behind a degree sign."""
 _EXPONENTS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_EXPONENTS_BEHIND = {"squared": 2, "cubed": 3, "sq": 2}
+_EXPONENTS_BEHIND = {"squared": 2, "cubed": 3}
 _JOINED_WORDS = {"squareunits": "units", "squareinches": "inches", "squarefeet": "feet"}
 """Units as MathVision writes them: `8\\sqrt{3}{squareinches}`."""
 _PLAIN_LETTERS = set("mgshNJWVAFCLlKTHt")
@@ -71,8 +68,6 @@ class _Reader(NodeCursor):
         unit: Unit | None = None
         sign = 1
         exponent_before = 1
-        if _begins_with_reciprocal(self._nodes):
-            self._place += 1  # the 1 of `1/s`
         while self._place < len(self._nodes):
             node = self._nodes[self._place]
             if self._skip_quotient_sign():
@@ -130,7 +125,7 @@ class _Reader(NodeCursor):
         self._place += 2
         if not isinstance(numerator, Group) or not isinstance(denominator, Group):
             return None
-        dividend = NO_UNIT if _is_one(numerator.body) else self._unit_of(numerator.body)
+        dividend = self._unit_of(numerator.body)
         divisor = self._unit_of(denominator.body)
         if dividend is None or divisor is None:
             return None
@@ -153,10 +148,7 @@ class _Reader(NodeCursor):
             return None
         if word in _DEGREE_WORDS:
             return self._temperature() or BARE_DEGREE
-        if word == "ms" and self._has_negative_exponent():
-            # m s^{-1} without a space; `times` multiplies by s once, which the exponent must make up for.
-            return SECOND.times(METRE, 1).times(SECOND, self._exponent() - 1)
-        unit = self._of_two_words(word) or self._chinese_quotient(word) or known_unit(word)
+        unit = self._chinese_quotient(word) or known_unit(word)
         if unit is not None:
             self._skip(".")  # `ft.`
             return unit
@@ -178,17 +170,6 @@ class _Reader(NodeCursor):
             return None
         return units[0].times(units[1], -1)
 
-    def _of_two_words(self, first: str) -> Unit | None:
-        """Returns the unit of `fl oz` or `metric tons`, whose second word comes next, maybe behind a point."""
-        distance = 1 if self._next_is(".") else 0
-        second = word_of(self._peek(distance))
-        for name in (second, second.removesuffix("s")):
-            unit = UNITS_OF_TWO_WORDS.get((first.lower(), name))
-            if unit is not None:
-                self._place += distance + 1
-                return unit
-        return None
-
     def _temperature(self) -> Unit | None:
         """Returns the temperature scale whose letter or name comes next, if one does."""
         scale = _SCALES.get(word_of(self._peek()))
@@ -197,8 +178,6 @@ class _Reader(NodeCursor):
         return scale
 
     def _prefixed_by_mu(self) -> Unit | None:
-        if self._skip(r"\Omega"):
-            return OHM.times_ten_to(-6)
         node = self._peek()
         if not isinstance(node, Token) or node.kind != "letters":
             return None
@@ -230,18 +209,12 @@ class _Reader(NodeCursor):
             return sign * int(digit)
         return 1
 
-    def _has_negative_exponent(self) -> bool:
-        raised = self._peek(1)
-        if not self._next_is("^") or not isinstance(raised, Group):
-            return False
-        return bool(raised.body) and is_sign(raised.body[0], "-")
-
 
 def is_ambiguous(nodes: Sequence[Node]) -> bool:
-    """Returns whether nodes behind a number may be variables as well as a unit: `s` in `6s` and `6/s`, `m^2` in `3m^2`."""
+    """Returns whether nodes behind a number may be variables as well as a unit: `s` in `6s`, `m^2` in `3m^2`."""
     first = nodes[0]
     if not isinstance(first, Token) or first.kind != "letters":
-        return _is_reciprocal(nodes) and _may_have_variables(nodes)
+        return False
     if first.upright or not first.text.isascii():
         return False
     if first.spaced and first.text not in _RARE_UNITS:
@@ -252,43 +225,9 @@ def is_ambiguous(nodes: Sequence[Node]) -> bool:
     return len(first.text) <= 2 and first.text not in ATTACHED_SYMBOLS
 
 
-def _is_reciprocal(nodes: Sequence[Node]) -> bool:
-    r"""Returns whether nodes are `/s`, `1/s`, `(1/s)` or `\frac{1}{s}`."""
-    if is_sign(nodes[0], "/") or _begins_with_reciprocal(nodes):
-        return True
-    if is_sign(nodes[0], "("):
-        return _begins_with_reciprocal(nodes[1:])
-    numerator = nodes[1] if len(nodes) > 1 else None
-    return is_sign(nodes[0], r"\frac") and isinstance(numerator, Group) and _is_one(numerator.body)
-
-
-def _begins_with_reciprocal(nodes: Sequence[Node]) -> bool:
-    return len(nodes) > 1 and _is_one(nodes[:1]) and is_sign(nodes[1], "/")
-
-
-def _is_one(nodes: Sequence[Node]) -> bool:
-    return len(nodes) == 1 and is_number(nodes[0]) and text_of(nodes[0]) == "1"
-
-
-def _may_have_variables(nodes: Sequence[Node]) -> bool:
-    """Returns whether there are letters that may be variables: italic and too short for the name of a unit."""
-    for node in nodes:
-        if isinstance(node, Group):
-            if _may_have_variables(node.body):
-                return True
-        elif node.kind == "letters" and not node.upright and len(node.text) <= 2 and node.text not in ATTACHED_SYMBOLS:
-            return True
-    return False
-
-
 def is_currency(node: Node) -> bool:
     """Returns whether a node is a sign of money, which stands before its value."""
     return isinstance(node, Token) and node.text in CURRENCIES
-
-
-def may_begin_reciprocal(nodes: Sequence[Node], place: int) -> bool:
-    """Returns whether a unit such as `/s` or `1/s` can begin at this place behind a number; `51/s` is a quotient."""
-    return is_sign(nodes[place], "/") or (nodes[place].spaced and _begins_with_reciprocal(nodes[place:]))
 
 
 def may_be_in_a_unit(node: Node) -> bool:

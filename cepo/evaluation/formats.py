@@ -21,12 +21,12 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-from cepo.answers import LETTERS, chosen
+from cepo.answers import LETTERS, chosen, kind_of
 from cepo.data.row_parser import cell_text
 from cepo.errors import DataError
 from cepo.files.trees import Fields, Tree, is_list, is_mapping
 from cepo.models.text_codec import IMAGE_MARK
-from cepo.rewards.benchmark import kind_of, options_in_text
+from cepo.rewards.benchmark import options_in_text
 
 _WEMATH_OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
 _MATHVERSE_OPTIONS = re.compile(r"\bchoices?\s*:?\s*\n", re.IGNORECASE)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from cepo.answers import LETTERS, chosen, equal, is_number, yes_or_no
+from cepo.answers import LETTERS, chosen, equal, kind_of, yes_or_no
 from cepo.answers import final_answer as read_answer
 from cepo.files.trees import Fields, Tree
 from cepo.rewards.judge import compute_score as ask_judge
@@ -89,13 +89,6 @@ def _matches_one(answer: str, kind: AnswerKind, choices: Sequence[str], row: Fie
     return any(
         is_right(answer, truth, kind, choices, tolerance, decimals) for truth in (row["ground_truth"], *alternatives)
     )
-
-
-def kind_of(ground_truth: str) -> AnswerKind:
-    """Returns `choice` for one or more letters from A to J, `numeric` for one number, else `text`."""
-    if re.fullmatch(r"\s*[A-J](?:\s*,\s*[A-J])*\s*", ground_truth):
-        return "choice"
-    return "numeric" if is_number(ground_truth) else "text"
 
 
 def final_answer(

@@ -78,7 +78,7 @@ def test_the_former_module_stays_for_one_release_and_warns() -> None:
 
 def test_trl_rewards_texts_and_conversations() -> None:
     conversation = [{"role": "assistant", "content": r"so \boxed{500 cm}"}]
-    parts = [{"role": "assistant", "content": [{"type": "text", "text": "The answer is 5."}]}]
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": "The answer is 5, as drawn."}]}]
     rewards = answers.trl_reward(
         completions=[r"\boxed{5 m}", conversation, parts, "I do not know."], answer=["5 m"] * 4, prompts=["?"] * 4
     )
