@@ -11,7 +11,16 @@ from cepo.answers.algebra import same_algebra, same_equation
 from cepo.answers.choices import chosen, letters_of_truth, same_letters_together, same_spelling
 from cepo.answers.datetimes import date_of, same_date, same_time, time_of
 from cepo.answers.exact_numbers import PI, Real, as_float, multiplied, near, same_value
-from cepo.answers.literals import Range, formula_of, order_of, range_of, same_telephone_number, telephone_number_of
+from cepo.answers.literals import (
+    Range,
+    formula_of,
+    is_positive_difference,
+    order_of,
+    range_of,
+    same_telephone_number,
+    size_of,
+    telephone_number_of,
+)
 from cepo.answers.numbers import value_of
 from cepo.answers.statements import LONGEST_ANSWER, Statement, folded, has_unit, read_statement, without_name
 from cepo.answers.structures import (
@@ -137,12 +146,15 @@ def _same_literal(answer: str, truth: str, closeness: _Closeness) -> bool | None
     stated_range = range_of(answer)
     if right_range is not None and (right_range.sign == "-" or stated_range is not None):
         return stated_range is not None and _same_range(stated_range, right_range, closeness)
+    right_size = size_of(truth)
+    if right_size:
+        return _same_size(size_of(answer), right_size, closeness)
     right_formula = formula_of(truth)
     if right_formula:
         return formula_of(answer) == right_formula
-    is_number_of_groups = bool(telephone_number_of(answer) or order_of(answer))
+    has_groups = bool(telephone_number_of(answer) or order_of(answer)) and not is_positive_difference(answer)
     is_range = stated_range is not None and not stated_range.is_arithmetic and stated_range.sign == "-"
-    return is_same_text if date is not None or is_number_of_groups or is_range else None
+    return is_same_text if date is not None or has_groups or is_range else None
 
 
 def _same_time_of_day(answer: str, truth: str) -> bool | None:
@@ -159,6 +171,11 @@ def _same_time_of_day(answer: str, truth: str) -> bool | None:
 def _same_range(stated: Range, expected: Range, closeness: _Closeness) -> bool:
     same = _Comparison(closeness).same_part
     return same(stated.first, expected.first) and same(stated.second, expected.second)
+
+
+def _same_size(stated: tuple[str, ...], expected: tuple[str, ...], closeness: _Closeness) -> bool:
+    same = _Comparison(closeness).same_part
+    return len(stated) == len(expected) and all(map(same, stated, expected))
 
 
 @dataclass(frozen=True)

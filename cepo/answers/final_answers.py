@@ -8,6 +8,8 @@ from typing import Literal
 
 from cepo.answers.boxes import last_marked_answer
 from cepo.answers.choices import chosen
+from cepo.answers.datetimes import date_of, time_of
+from cepo.answers.literals import range_of
 from cepo.answers.numbers import value_of
 from cepo.answers.statements import LONGEST_ANSWER, read_statement
 
@@ -29,8 +31,9 @@ _OPTION_IS_RIGHT = re.compile(
     r"\b(?:option|choice|answer)\s+[(*]*(?P<letter>[A-J])[)*]*\s+is\s+(?:the\s+)?(?:correct|right)\b"
 )
 _NO_STATEMENT = re.compile(
-    r"\s*(?:(?:definitely|clearly|probably|certainly)\s+)?(?:not\b|n't\b|correct\b|right\b|wrong\b|incorrect\b|unique\b|clear\b"
-    r"|based\b|in\s+the\s+form\b|one\s+of\b|among\b|不(?:是|对|选))"
+    r"\s*(?:(?:definitely|clearly|probably|certainly)\s+)?"
+    r"(?:not\b|n't\b|based\b|in\s+the\s+form\b|one\s+of\b|among\b|不(?:是|对|选)"
+    r"|(?:correct|right|wrong|incorrect|unique|clear)(?=\s*(?:[.,;!]|\Z|(?:because|since|as|and)\b)))"
     r"|[\s.*_:,]*\Z",
     re.IGNORECASE,
 )
@@ -44,6 +47,7 @@ _END_OF_ANSWER = re.compile(
 """Where a stated number or option may end and prose may begin."""
 _END_OF_SENTENCE = re.compile(
     r"(?<=[A-Za-z]{3})(?<!Mrs)(?<!Inc)(?<!Ltd)[.!?](?=\s+[A-Z])|(?<=[\d)$%\]}])[.!?](?=\s+[A-Z])|。"
+    r"|,?\s+(?:because|since)\s|,\s+(?:which|as)\s"
 )
 _MOST_ENDS = 8
 _EMPHASIS = re.compile(r"\*\*(?![\d(])|(?<![\d)])\*\*|__")
@@ -60,7 +64,7 @@ _SENTENCE = re.compile(r"[^.!?\n]+")
 def final_answer(text: str, kind: AnswerKind | None = None, choices: Sequence[str] = ()) -> str | None:
     r"""Returns the final answer of a response, or None if there is none. It is never guessed.
 
-    What follows `</think>` counts, and the thinking only if nothing behind it is an answer. The last `\boxed{}` or
+    What follows `</think>` counts, and a mark in the thinking only if nothing behind it is an answer. The last `\boxed{}` or
     `<answer>` counts. Without either, the last statement `answer is ...`, `Answer: ...`, `答案: ...` counts, up to the prose
     behind it. Otherwise the last line counts if it is only a letter with or without its option, or only a number; then the
     first line, if it is only that; and of a yes or no question the first sentence that begins with either word, or the
@@ -71,18 +75,25 @@ def final_answer(text: str, kind: AnswerKind | None = None, choices: Sequence[st
         kind: what the answer is: `choice`, `yes_no`, `numeric` or `text`; None if that is not known.
         choices: the options' texts in the order of their letters.
     """
-    for part in _behind_thinking_first(text):
-        marked = last_marked_answer(part)
-        is_no_choice = kind == "choice" and marked is not None and not chosen(marked, choices)
-        if marked is not None and not is_no_choice:
-            return marked
-        stated = _stated_answer(part, kind, choices)
-        if stated is not None:
-            return stated if marked is None or chosen(stated, choices) else marked
-        answer = marked or _answer_in_a_line(part, kind, choices)
-        if answer is not None:
-            return answer
-    return None
+    behind_thinking, *rest = _behind_thinking_first(text)
+    answer = _answer_in(behind_thinking, kind, choices)
+    if answer is not None or not rest:
+        return answer
+    marked = last_marked_answer(text)
+    if marked is not None or behind_thinking.strip():
+        return marked
+    return _stated_answer(text, kind, choices)
+
+
+def _answer_in(text: str, kind: AnswerKind | None, choices: Sequence[str]) -> str | None:
+    """Returns the marked answer of a text, else the stated one, else that in a line; a box without an option is no choice."""
+    marked = last_marked_answer(text)
+    if marked is not None and (kind != "choice" or chosen(marked, choices)):
+        return marked
+    stated = _stated_answer(text, kind, choices)
+    if marked is not None:
+        return stated if stated is not None and chosen(stated, choices) else marked
+    return stated if stated is not None else _answer_in_a_line(text, kind, choices)
 
 
 def marked_answer(text: str) -> str | None:
@@ -128,7 +139,7 @@ def _without_prose(line: str, kind: AnswerKind | None, choices: Sequence[str]) -
         beginnings = [line[:end].strip() for end in ends[:_MOST_ENDS]]
         beginnings = [*beginnings, line] if kind == "numeric" else [line, *beginnings]
         for beginning in beginnings:
-            if is_number(beginning) if kind == "numeric" else chosen(beginning, choices):
+            if _is_quantity(beginning) if kind == "numeric" else chosen(beginning, choices):
                 return beginning
         return line
     if kind == "yes_no":
@@ -140,6 +151,10 @@ def _without_prose(line: str, kind: AnswerKind | None, choices: Sequence[str]) -
 def is_number(text: str) -> bool:
     r"""Returns whether a text states one number, such as `60^\circ`, `2:3` or `5 \sqrt { 3 }`."""
     return len(text) <= LONGEST_ANSWER and value_of(read_statement(text).value) is not None
+
+
+def _is_quantity(text: str) -> bool:
+    return is_number(text) or time_of(text) is not None or date_of(text) is not None or range_of(text) is not None
 
 
 def kind_of(truth: str) -> AnswerKind:

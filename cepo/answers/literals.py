@@ -1,4 +1,5 @@
-"""Answers whose signs are no arithmetic: ranges, spans of years, telephone numbers, orders, and chemical formulas.
+"""Answers whose signs are no arithmetic: ranges, spans of years, telephone numbers, orders, sizes, and
+chemical formulas.
 
 `1998-2005` is not -7, `555-0132` is not 423, and `CO2` is not C·O·2.
 """
@@ -23,6 +24,9 @@ _RANGE = re.compile(
 )
 _SPAN_OF_YEARS = re.compile(r"(?:1[5-9]|20)\d\d\s*-\s*(?:\d\d|(?:1[5-9]|20)\d\d)")
 _ORDER = re.compile(r"\d+(?:\s*-\s*\d+){2,}")
+_DIGITS = re.compile(r"\d+")
+_DECIMAL = re.compile(r"\d+(?:\.\d+)?")
+_SIZE = re.compile(rf"(?P<numbers>\d+(?:\.\d+)?(?:\s*(?:x|X|\\times|by)\s*\d+(?:\.\d+)?)+)(?P<unit>{_UNIT})?")
 _DIGITS_AND_SEPARATORS = re.compile(r"[+\d\s()-]+")
 _TELEPHONE_NUMBER = re.compile(r"(?:\+?\d{1,3}[\s-]*)?(?:\(\d{2,5}\)|\d{2,5})(?:[\s-]*\d{2,5}){1,4}")
 _FEWEST_DIGITS_OF_A_TELEPHONE_NUMBER = 7
@@ -98,9 +102,24 @@ def telephone_number_of(text: str) -> str:
 def same_telephone_number(answer: str, truth: str) -> bool:
     """Returns whether an answer has the digits of a telephone number, and nothing else but its separators."""
     plain = _plain(answer)
-    return _DIGITS_AND_SEPARATORS.fullmatch(plain) is not None and re.sub(r"\D", "", plain) == telephone_number_of(
-        truth
-    )
+    digits = re.sub(r"\D", "", plain)
+    return _DIGITS_AND_SEPARATORS.fullmatch(plain) is not None and digits == telephone_number_of(truth)
+
+
+def is_positive_difference(text: str) -> bool:
+    """Returns whether a text may be arithmetic rather than digits in groups: `180-90-45`, but not `555-0132`."""
+    first, *rest = _DIGITS.findall(text)
+    has_leading_zero = any(number.startswith("0") for number in (first, *rest))
+    return not has_leading_zero and int(first) > sum(map(int, rest))
+
+
+def size_of(text: str) -> tuple[str, ...]:
+    """Returns the sides of a size such as `8 x 10`, `3 \\times 4` or `8.5 by 11 in`, each with the unit; else nothing."""
+    match = _SIZE.fullmatch(_plain(text))
+    if match is None:
+        return ()
+    unit = match["unit"] or ""
+    return tuple(number + unit for number in _DECIMAL.findall(match["numbers"]))
 
 
 def _plain(text: str) -> str:

@@ -242,7 +242,7 @@ def _add_word(result: list[Node], node: Token, behind: Node | None) -> None:
         result.append(Token("command", r"\infty", node.spaced))
     elif previous is None:
         result.append(node)
-    elif word == "x" and is_number(previous) and _is_factor_behind_x(behind):
+    elif word == "x" and is_number(previous) and behind is not None and text_of(behind) == "10":
         result.append(Token("command", r"\times"))
     elif word in _PERCENT:
         result.append(Token("sign", "%"))
@@ -259,11 +259,6 @@ def _add_word(result: list[Node], node: Token, behind: Node | None) -> None:
         result.append(Token("sign", ":"))
     else:
         result.append(node)
-
-
-def _is_factor_behind_x(node: Node | None) -> bool:
-    """Returns whether the x before a node is a sign: that of `1.6 x 10^3` and of `3 x 4`."""
-    return node is not None and is_number(node) and (node.spaced or text_of(node) == "10")
 
 
 def _is_number_or_group(node: Node) -> bool:
