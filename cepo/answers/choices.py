@@ -14,12 +14,13 @@ LETTERS = string.ascii_uppercase[:10]
 
 _LEADS = (
     re.compile(
-        r"^(?:the\s+)?(?:(?:final|correct|right|best)\s+)*(?:answer|option|choice)s?\s*(?:is|are|:|=)?\s*:?\s*",
+        r"^(?:the\s+)?(?:(?:final|correct|right|best)\s+)*(?:answer|option|choice|letter)s?\s*(?:is|are|:|=)?\s*:?\s*",
         re.IGNORECASE,
     ),
     re.compile(
         r"^(?:i\s+(?:think|believe)\s+)?(?:it|this|that)(?:\s+(?:is|must\s+be|should\s+be)|'s)\s+", re.IGNORECASE
     ),
+    re.compile(r"^(?:so|thus|therefore|hence)\s*,?\s+", re.IGNORECASE),
     re.compile(
         r"^(?:故|因此|所以|本题)?\s*,?\s*(?:应|正确)?(?:答案|选项|选择|选)(?:应)?(?:是|为)?\s*:?\s*(?:选项)?\s*"
     ),
@@ -36,7 +37,7 @@ _LETTER_BEFORE_TEXT = re.compile(
 )
 _LETTER_BEFORE_A_REASON = re.compile(
     r"([A-J])\s?,?\s+(?:because|since|due\s+to)\s|([A-J])\s?,\s+(?:which|namely|not|i\.\s?e\.)\s"
-    r"|([A-J])\s+is\s+(?:the\s+)?(?:correct|right|best)\b|([A-J])\s*(?:,\s*(?:因为|由于)|是?正确)"
+    r"|([A-J])\s+is\s+(?:the\s+)?(?:correct|right|best)\b|([A-J])\s*(?:,\s*(?:因为|由于)|是?正确|选?项)"
 )
 _BOLD_LETTER = re.compile(
     r"\s*(?:\*\*|\\textbf\{)\s*\(?([A-J])\)?\s*[.:]?\s*(?:\*\*|\})\s*"

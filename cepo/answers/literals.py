@@ -144,8 +144,9 @@ def formula_of(text: str) -> str:
 
     A formula has an index or a charge, and elements alone: `AB_2` is none.
     """
-    plain = re.sub(r"[\s_]|\\[,;! ]|\^(?=[+-])", "", _plain(text))
+    plain = re.sub(r"[\s_]|\\[,;! ]", "", _plain(text))
+    plain = re.sub(r"\^(?=[+-])", "", plain)
     if not _FORMULA.fullmatch(plain) or not all(atom in _ELEMENTS for atom in _ATOM.findall(plain)):
         return ""
-    has_index_or_charge = re.search(r"[A-Za-z)][\d+^]", plain) is not None
+    has_index_or_charge = re.search(r"[A-Za-z)](?:[\d+^]|-\Z)", plain) is not None
     return plain if has_index_or_charge else ""

@@ -236,7 +236,7 @@ def _sum_of_money(sign_of_money: Node, amount: list[Node]) -> Statement | None:
 
 _PARTS_OF_DEGREES = {"'": "arcmin", '"': "arcsec"}
 _PARTS_OF_FEET = {"'": "ft", '"': "in"}
-_PARTS_OF_HOURS = {"m": "min"}
+_PARTS_OF_HOURS = {"m": "min", "分": "min"}
 
 
 def _compound(nodes: list[Node]) -> Statement | None:
@@ -262,7 +262,7 @@ def _compound(nodes: list[Node]) -> Statement | None:
 
 def _names_of_parts(nodes: Sequence[Node]) -> Mapping[str, str]:
     """Returns which units the marks of a compound stand for, as its other units tell."""
-    if any(text_of(node) in ("h", "hr") for node in nodes):
+    if any(text_of(node) in ("h", "hr", "小时", "时") for node in nodes):
         return _PARTS_OF_HOURS
     if any(is_sign(node, DEGREE) for node in nodes):
         return _PARTS_OF_DEGREES
