@@ -32,6 +32,7 @@ _MARKUP = re.compile(
 _LETTER = r"[(\[]?[A-Ja-j][)\].:]?"
 _LETTERS_ALONE = re.compile(rf"{_LETTER}(?:(?:\s*[,;&/和]\s*|\s+)(?:(?:and|AND)\s+)?{_LETTER})*")
 _LETTERS_TOGETHER = re.compile(r"[A-J]{2,}")
+_LISTED_LETTERS = re.compile(r"\(?[A-J]\)?(?:(?:\s*[,;]\s*|\s+)(?:and\s+)?\(?[A-J]\)?)+\.?")
 _LETTER_BEFORE_TEXT = re.compile(
     r"(?:[(\[](?P<enclosed>[A-Ja-j])[)\]][.:]?|(?P<closed>[A-Ja-j])\)[.:]?|(?P<pointed>[A-J])[\].:]|(?P<dashed>[A-J])\s+[-–—])\s*\S"
 )
@@ -78,8 +79,8 @@ def same_letters_together(answer: str, truth: str) -> bool:
     is_ascending = list(letters) == sorted(set(letters))
     if not _LETTERS_TOGETHER.fullmatch(letters) or not is_ascending:
         return False
-    is_list = _LETTERS_TOGETHER.fullmatch(_without_markup(answer).strip(" .")) is None
-    return is_list and chosen(answer) == frozenset(letters)
+    listed = _LISTED_LETTERS.fullmatch(_without_markup(plain_characters(answer)))
+    return listed is not None and set(_SINGLE_LETTER.findall(listed[0])) == set(letters)
 
 
 def chosen(text: str, choices: Sequence[str] = ()) -> frozenset[str]:

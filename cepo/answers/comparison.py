@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from cepo.answers.algebra import same_algebra, same_equation
-from cepo.answers.choices import chosen, letters_of_truth, same_letters_together, same_spelling
+from cepo.answers.choices import chosen, letters_of_truth, same_letters_together
 from cepo.answers.datetimes import date_of, same_date, same_time, time_of
 from cepo.answers.exact_numbers import PI, Real, as_float, multiplied, near, same_value
 from cepo.answers.literals import (
@@ -31,7 +31,7 @@ from cepo.answers.structures import (
     without_parentheses,
     without_point_name,
 )
-from cepo.answers.unit_table import STERLING, Unit
+from cepo.answers.unit_table import STERLING, Unit, same_things
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +42,14 @@ _APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
 _WORDS = re.compile(
     r"\\(?:cong|angle|sim|parallel|perp|triangle|begin)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}|[\u4e00-\u9fff]"
 )
+_LETTERS_OF_A_WORD = re.compile(r"[A-Za-z][A-Za-z. ]*[A-Za-z][A-Za-z. ]*")
 _RELATION_OF_FIGURES = re.compile(r"\\(?:cong|parallel|perp|sim)(?![A-Za-z])")
 _SEGMENT = re.compile(r"\\overline\{([A-Z]{2})\}")
 _LENGTHS = [frozenset({("metre", power)}) for power in (1, 2, 3)]
 _TEMPERATURE = frozenset({("kelvin", 1)})
 
 
-def equal(
-    answer: str, truth: str, *, tolerance: float = 0.0, decimals: int | None = None, any_case: bool = False
-) -> bool:
+def equal(answer: str, truth: str, *, tolerance: float = 0.0, decimals: int | None = None) -> bool:
     r"""Returns whether an answer states the truth. It never raises.
 
     Dates, times of day, telephone numbers, ranges and chemical formulas are compared as such, choices (`B`, `A, C`) by
@@ -71,10 +70,9 @@ def equal(
         truth: the right answer.
         tolerance: the largest difference of two equal numbers, in the unit of the truth.
         decimals: numbers are equal if they are when rounded to so many decimals.
-        any_case: whether the case of short words does not count either, so that `bs` states `BS`.
     """
     try:
-        return _equal(answer, truth, _Closeness(tolerance, decimals), any_case)
+        return _equal(answer, truth, _Closeness(tolerance, decimals))
     except Exception:
         # math-verify and sympy raise all kinds of errors for odd expressions; none of them makes an answer right.
         logger.debug("An answer could not be compared, so that it counts as wrong.", exc_info=True)
@@ -102,7 +100,7 @@ class _Closeness:
         return abs(number - right_number) <= self.tolerance * _SLACK and self.tolerance > 0
 
 
-def _equal(answer: str, truth: str, closeness: _Closeness, any_case: bool) -> bool:
+def _equal(answer: str, truth: str, closeness: _Closeness) -> bool:
     if max(len(answer), len(truth)) > LONGEST_ANSWER:
         return answer.strip() == truth.strip() != ""
     verdict = _same_literal(answer, truth, closeness)
@@ -123,9 +121,7 @@ def _equal(answer: str, truth: str, closeness: _Closeness, any_case: bool) -> bo
     stated_list = read_statement(answer, commas=False)
     # Only a right answer that is a list tells that `1,234` is a list.
     is_list = stated_list != stated and parts_of(expected.value) is not None
-    if is_list and comparison.same_statement(stated_list, expected):
-        return True
-    return any_case and same_spelling(answer, truth)
+    return is_list and comparison.same_statement(stated_list, expected)
 
 
 def _same_literal(answer: str, truth: str, closeness: _Closeness) -> bool | None:
@@ -211,8 +207,8 @@ class _Comparison:
         return False
 
     def _same_without_unit(self, answer: Statement, truth: Statement) -> bool:
-        has_percent_and_unit = truth.value.endswith("%") and has_unit(answer)
-        if has_percent_and_unit or (answer.value.endswith("%") and has_unit(truth)):
+        is_percent_of_a_unit = answer.value.endswith("%") and truth.unit is not None
+        if is_percent_of_a_unit or (truth.value.endswith("%") and has_unit(answer)):
             return False
         if self._same_text(answer.value, truth.value):
             return True
@@ -231,6 +227,8 @@ class _Comparison:
         verdict = self._same_structure(answer, truth)
         if verdict is not None:
             return verdict
+        if _LETTERS_OF_A_WORD.fullmatch(truth) and folded(answer) == folded(truth):
+            return True
         if not _WORDS.search(truth):
             return same_algebra(answer, truth)
         if _plain_words(answer) == _plain_words(truth):
@@ -293,7 +291,7 @@ def _are_interchangeable(first: Unit, second: Unit) -> bool:
 
     A degree sign may stand for any temperature scale, and the word pound for money.
     """
-    if first == second:
+    if first == second or same_things(first, second):
         return True
     if _TEMPERATURE in (first.powers, second.powers) and (first.is_bare_degree or second.is_bare_degree):
         return True

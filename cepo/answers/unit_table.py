@@ -79,6 +79,7 @@ def basic_unit(name: str) -> Unit:
 
 
 NO_UNIT = Unit(frozenset())
+_THING = basic_unit("thing")
 BARE_DEGREE = Unit(frozenset({("degree", 1)}), is_bare_degree=True)
 CELSIUS = Unit(frozenset({("kelvin", 1)}), offset=Fraction("273.15"))
 FAHRENHEIT = Unit(frozenset({("kelvin", 1)}), Fraction(5, 9), Fraction("459.67") * Fraction(5, 9))
@@ -133,7 +134,7 @@ _WITHOUT_PREFIXES = (
     ("day 天 日", "86400 s"),
     ("week 周 星期", "604800 s"),
     ("month 个月 月", "month"),
-    ("year yr yrs 年", "12 month"),
+    ("year yr yrs 年 岁", "12 month"),
     ("decade", "120 month"),
     ("century centuries", "1200 month"),
     # length
@@ -197,16 +198,20 @@ _WITHOUT_PREFIXES = (
     ("角", "1/10 yuan"),
     ("₹ rupee Rs", "rupee"),
     # words whose plural has no s
-    ("people", "person"),
+    ("people 人 名 位", "person"),
     ("child children", "child"),
     ("men", "man"),
     ("women", "woman"),
 )
 """Spellings, and what they stand for in units above them; other words in definitions are basic units."""
 
-_COUNTERS = frozenset("个只条人名位本张支枝辆棵次岁组种件间台头朵颗根倍题页层步双对盒箱袋瓶杯分")
-"""Chinese counters, which name no unit; what is counted may follow: `12个苹果`."""
+_COUNTERS = frozenset("个只条本张支枝辆棵次组种件间台头朵颗根倍题页层步双对盒箱袋瓶杯分")
+"""Chinese counters of things; what is counted may follow: `12个苹果`."""
 CURRENCIES = {r"\$", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "CNY", "RMB", "Rs"}
+_NAMES_OF_MEASURES = {
+    "metre", "kilogram", "second", "ampere", "kelvin", "mole", "bit", "degree", "month", "dollar", "euro", "sterling", "yen",
+    "yuan", "rupee",
+}  # fmt: skip
 _SHORTEST_NAME = 3
 ATTACHED_SYMBOLS = {
     "mm", "cm", "dm", "km", "Km", "kg", "Kg", "ml", "mL", "cl", "cL", "dl", "dL", "ft", "in", "yd", "mi", "kN", "kJ", "kW", "kV",
@@ -281,7 +286,7 @@ def known_unit(word: str) -> Unit | None:
         if word in units:
             return units[word]
     if word[:1] in _COUNTERS:
-        return NO_UNIT
+        return _THING
     name = word.lower()
     if len(name) < _SHORTEST_NAME:
         return None
@@ -289,6 +294,17 @@ def known_unit(word: str) -> Unit | None:
     if len(singular) < _SHORTEST_NAME:  # `kgs`
         return _NAMES.get(name) or (known_unit(singular) if singular in ATTACHED_SYMBOLS else None)
     return _NAMES.get(name) or _NAMES.get(singular)
+
+
+def counts_things(unit: Unit) -> bool:
+    """Returns whether a unit is a word for what is counted, or a Chinese counter."""
+    names = [name for name, _ in unit.powers]
+    return len(names) == 1 and names[0] not in _NAMES_OF_MEASURES and unit == basic_unit(names[0])
+
+
+def same_things(first: Unit, second: Unit) -> bool:
+    """Returns whether a Chinese counter may count what the other unit names: `12个` and `12 apples`."""
+    return _THING in (first, second) and counts_things(first) and counts_things(second)
 
 
 def counted_unit(word: str) -> Unit:

@@ -189,7 +189,8 @@ class _Reader(NodeCursor):
         node = self._peek()
         if node is None:
             return 1
-        if is_number(node) and not node.spaced and text_of(node) in ("2", "3"):
+        is_behind_letters = text_of(self._nodes[self._place - 1]).isascii()
+        if is_number(node) and is_behind_letters and not node.spaced and text_of(node) in ("2", "3"):
             self._place += 1
             return int(text_of(node))  # `cm2`
         if word_of(node) in _EXPONENTS_BEHIND:

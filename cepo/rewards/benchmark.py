@@ -109,17 +109,14 @@ def is_right(
     tolerance: float = 0.0,
     decimals: int | None = None,
 ) -> bool:
-    """Returns whether an answer states the truth: the same letters or word, or what `cepo.answers.equal` says.
-
-    Text is right in any case.
-    """
+    """Returns whether an answer states the truth: the same letters or word, or what `cepo.answers.equal` says."""
     if kind == "choice":
         right_letters = chosen(truth, choices)
         return bool(right_letters) and chosen(answer, choices) == right_letters
     if kind == "yes_no":
         return yes_or_no(answer) == yes_or_no(truth) is not None
     decimals = None if decimals is None else int(decimals)
-    return equal(answer, truth, tolerance=tolerance, decimals=decimals, any_case=kind != "numeric")
+    return equal(answer, truth, tolerance=tolerance, decimals=decimals)
 
 
 def options_in_text(question: str) -> list[str]:

@@ -76,7 +76,7 @@ def test_a_text_has_the_normal_form_written_here(row: dict[str, str]) -> None:
 @pytest.mark.parametrize("row", rows_of("pairs.json"), ids=lambda row: row["answer"])
 def test_a_pair_has_the_verdict_fixed_before_the_code_was_asked(row: dict[str, Any]) -> None:
     """700 pairs of the kinds that ChartQA, DocVQA, MathVista, MMMU and WeMath have, and variants of what was once wrong."""
-    settings = {name: row[name] for name in ("tolerance", "decimals", "any_case") if name in row}
+    settings = {name: row[name] for name in ("tolerance", "decimals") if name in row}
     assert equal(row["answer"], row["truth"], **settings) is row["right"]
 
 
