@@ -263,7 +263,7 @@ class RewardPool:
 
     def _report_late(self, action: _Action) -> None:
         """Warns once of a function that took longer than the limit, and says how to set it."""
-        names: dict[_Action, str] = {"score": self.spec, "extract": self._answer_function or "extract_answer"}
+        names: dict[_Action, str] = {"score": self.spec, "extract": self._answer_function or "marked_answer"}
         name = names.get(action, "the comparison of answers")
         if self._is_first_report_of(name):
             logger.warning(
@@ -279,8 +279,8 @@ class RewardPool:
         return is_first
 
     def extracted_answers(self, responses: Sequence[str]) -> list[str | None]:
-        """Returns each response's final answer, found by `answer_function` or `extract_answer`; None if that failed."""
-        finder = self._answer_function or "extract_answer"
+        """Returns each response's final answer, found by `answer_function` or `marked_answer`; None if that failed."""
+        finder = self._answer_function or "marked_answer"
         return self._results("extract", responses, f"{finder} failed for %d of %d responses: no answer")
 
     @property
@@ -296,12 +296,12 @@ class RewardPool:
         return self._results("past", responses, "%d of %d responses count as if their answer were right nowhere")
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Applies `cepo.answers.equality.states_the_same` to each pair (prediction, ground truth); False if that failed."""
+        """Applies `cepo.answers.states_the_same` to each pair (prediction, ground truth); False if that failed."""
         results = self._results("match", pairs, "%d of %d comparisons failed and count as unequal")
         return [bool(result) for result in results]
 
     def value_keys(self, answers: Sequence[str]) -> list[str]:
-        """Applies `cepo.answers.equality.value_key` to each answer; keeps the answer if that failed."""
+        """Applies `cepo.answers.value_key` to each answer; keeps the answer if that failed."""
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 

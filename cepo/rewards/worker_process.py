@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _serve(setup: Tree, connection: Connection) -> None:
-    from cepo.answers.equality import answers_equal, extract_answer, states_the_same, value_key
+    from cepo.answers import equal, marked_answer, states_the_same, value_key
     from cepo.rewards.contract import load_answer_function, load_reward
     from cepo.rewards.first_right_answer import tokens_past_right_answer
 
@@ -55,9 +55,9 @@ def _serve(setup: Tree, connection: Connection) -> None:
     try:
         reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
         answer_function = setup["answer_function"]
-        extract = extract_answer if answer_function is None else load_answer_function(answer_function)
+        extract = marked_answer if answer_function is None else load_answer_function(answer_function)
         # Builds the parser's tables now, so that they do not count towards the first sample's time limit.
-        answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
+        equal(r"\frac{1}{2}", r"\sqrt{3}")
     except (Exception, SystemExit) as error:
         connection.send(("failed", str(error)))
         return

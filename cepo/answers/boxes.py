@@ -1,4 +1,4 @@
-r"""Finds the final answer in a response: the last `\boxed{}`, else the last `<answer>`."""
+r"""Marked answers of a response: the last `\boxed{}`, else the last `<answer>`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BOX = re.compile(
 )
 
 
-def extract_answer(response: str) -> str | None:
+def last_marked_answer(response: str) -> str | None:
     r"""Returns the text of the last `\boxed{...}` with matching braces, else of the last `<answer>` tag, else None.
 
     `\fbox{...}` counts like `\boxed{...}`, and so does a bare number or letter, as in `\boxed 7`. Of nested boxes the
