@@ -186,7 +186,11 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.models.processing import load_processing
         from cepo.trainer.loop import Trainer
 
-        processing = load_processing(worker.actor.model, chat_template=data.override_chat_template)
+        processing = load_processing(
+            worker.actor.model,
+            chat_template=data.override_chat_template,
+            chat_template_kwargs=data.chat_template_kwargs,
+        )
     for plugin in settings.plugins:
         load_plugin(plugin)
     estimator = build_estimator(algorithm.adv_estimator, config.methods.get(algorithm.adv_estimator))

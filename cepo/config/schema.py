@@ -91,6 +91,8 @@ class DataConfig:
     """Jinja file that wraps the question (variable `content`); null: the question alone."""
     override_chat_template: File | None = None
     """File with a chat template that replaces the model's own."""
+    chat_template_kwargs: Fields = {}
+    """Variables of the chat template, such as `enable_thinking: false`, for students and teachers alike."""
     shuffle: bool = True
     """Visit the training rows in a seeded random order; false: in the order of the data."""
     seed: Natural = 1

@@ -103,7 +103,11 @@ class RankProcess:
         facts, memory, probe = pickle.loads(content)
         _meet(meeting)
         disable_progress_bar()  # a log file ends with the last messages
-        processing = load_processing(facts.worker.actor.model, chat_template=facts.data.override_chat_template)
+        processing = load_processing(
+            facts.worker.actor.model,
+            chat_template=facts.data.override_chat_template,
+            chat_template_kwargs=facts.data.chat_template_kwargs,
+        )
         require_memory(memory, facts.worker.rollout, this_device())
         self._worker = Worker(facts.sleep_decided(memory), processing)
         store = ImageStore(RowRules.of(facts.data), processing)

@@ -1,0 +1,152 @@
+"""A response ends where the chat template ends an assistant's turn, whatever the model's files declare."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scripted_models import declare_end
+from tiny_checkpoints import FAMILIES, write_checkpoint
+from tiny_checkpoints.tokens import byte_level_tokenizer
+from tokenizers import AddedToken
+
+from cepo.config.worker_schema import ModelConfig
+from cepo.microgeo.world import ASSETS
+from cepo.models.chat_template import ChatTemplate
+from cepo.models.processing import Processing, load_processing
+from cepo.models.response_end import ResponseEnd, response_end
+from cepo.models.text_codec import TextCodec
+
+CASES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("response_ends.yaml").read_text("utf-8"))
+
+
+def template_of(case: dict[str, Any]) -> str:
+    user, opening, answer = case.get("user", "<user>"), case.get("opening", ""), case["answer"]
+    last = case.get("last", answer)
+    return (
+        "{% for m in messages %}{% if m.role == 'user' %}" + user + "{{ m.content }}\n{% else %}"
+        f"{opening}{{{{ m.content }}}}{{% if loop.last %}}{last}{{% else %}}{answer}{{% endif %}}{{% endif %}}"
+        "{% endfor %}{% if add_generation_prompt %}" + opening + "{% endif %}"
+    )
+
+
+def tokenizer_of(case: dict[str, Any]) -> Any:
+    tokenizer = byte_level_tokenizer((), end=None, pad=case.get("padding"), unknown=None)
+    controls = [AddedToken(text, special=True, normalized=False) for text in case["control"]]
+    others = [AddedToken(text, special=False, normalized=False) for text in case.get("added", [])]
+    tokenizer.add_tokens(controls, special_tokens=True)
+    tokenizer.add_tokens(others)
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_response_ends_as_the_template_ends_a_turn(name: str) -> None:
+    case = CASES[name]
+    tokenizer = tokenizer_of(case)
+    declared: list[int] = tokenizer.convert_tokens_to_ids(case["declared"])
+    template = ChatTemplate(template_of(case), "it", special_tokens=tokenizer.special_tokens_map)
+    end = response_end(template, tokenizer, declared, as_parts=False)
+    assert tokenizer.convert_ids_to_tokens(list(end.token_ids)) == case["ends"]
+    assert end.text == case.get("text", "")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_base_model_of_each_family_ends_its_turn(family: str, tmp_path: Path) -> None:
+    """Its files declare a token that no turn ends with; the one that ends a turn is not banned."""
+    folder = write_checkpoint(family, tmp_path / "model")
+    published = Processing(str(folder))
+    turn_end = published.eos_token_ids[0]
+    unused = next(each.content for each in published.tokenizer.added_tokens_decoder.values() if each.special)
+    declare_end(folder, unused)
+    base = Processing(str(folder))
+    assert base.eos_token_ids[0] == turn_end
+    assert unused in base.tokenizer.convert_ids_to_tokens(list(base.eos_token_ids))
+    assert not set(base.eos_token_ids) & set(base.banned_token_ids)
+
+
+@pytest.fixture(scope="module")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_checkpoint("qwen3", tmp_path_factory.mktemp("base") / "model")
+    declare_end(folder, "<|endoftext|>")
+    return folder
+
+
+def test_a_warning_names_the_token_and_the_declared_ones(base_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_processing(ModelConfig(model_path=str(base_model)), chat_template=None)
+    assert "ends an assistant's turn with the token '<|im_end|>'" in caplog.text
+    assert (
+        "the model's files declare '<|endoftext|>' as the end of a response; each of them ends a response"
+        in caplog.text
+    )
+    caplog.clear()
+    load_processing(ModelConfig(model_path=str(ASSETS)), chat_template=None)
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_a_warning_names_a_text_of_several_tokens(
+    base_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}[assistant]")
+    processing = load_processing(ModelConfig(model_path=str(base_model)), chat_template=str(template))
+    assert processing.end == ResponseEnd(processing.end.token_ids, text="</s>")
+    assert (
+        "data.override_chat_template ends an assistant's turn with the text '</s>', which is no single" in caplog.text
+    )
+
+
+def test_a_model_of_thoughts_may_write_their_tags(tmp_path: Path) -> None:
+    """In some tokenizers they are control tokens, and a thought that cannot be closed has no answer."""
+    processing = Processing(str(write_checkpoint("qwen3_5", tmp_path / "model")))
+    thoughts: list[int] = processing.tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    assert set(thoughts) <= set(processing.tokenizer.added_tokens_decoder)
+    assert not set(thoughts) & set(processing.banned_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        ("is 7<|im_end|>", "is 7"),
+        ("is 7", "is 7"),
+        ("<|im_end|>", ""),
+        ("is <|im_start|>7<|im_end|>", "is 7"),
+    ],
+)
+def test_the_text_of_a_response_has_no_end(base_model: Path, response: str, text: str) -> None:
+    processing = Processing(str(base_model))
+    token_ids: list[int] = processing.tokenizer(response, add_special_tokens=False)["input_ids"]
+    assert processing.decode(token_ids) == text
+    assert processing.decode(token_ids, skip_special_tokens=False) == response
+
+
+@pytest.mark.parametrize(
+    ("response", "is_ended", "text"),
+    [
+        ("is 7</s>", True, "is 7"),
+        ("is 7.</s>", True, "is 7."),
+        ("is 7</s", False, "is 7</s"),
+        ("</s>", True, ""),
+        ("a < b > c", False, "a < b > c"),
+        ("\u4f60</s>", True, "\u4f60"),
+    ],
+)
+def test_a_text_of_several_tokens_ends_a_response(response: str, is_ended: bool, text: str) -> None:
+    tokenizer = byte_level_tokenizer(("<|endoftext|>",), end="<|endoftext|>")
+    codec = TextCodec(tokenizer, ResponseEnd((tokenizer.eos_token_id,), text="</s>"))
+    token_ids = codec.encode_text(response)
+    assert codec.is_ended_by_text(token_ids) is is_ended
+    assert not any(codec.is_ended_by_text(token_ids[:length]) for length in range(len(token_ids)))
+    assert codec.decode(token_ids) == text
+    assert "</s>" in codec.special_texts
+
+
+def test_an_added_token_that_ends_is_not_in_the_text() -> None:
+    tokenizer = byte_level_tokenizer((), end=None, pad=None, unknown=None)
+    tokenizer.add_tokens([AddedToken("<|im_end|>", special=False)])
+    end: int = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    codec = TextCodec(tokenizer, [end])
+    assert codec.decode([*codec.encode_text("is 7"), end]) == "is 7"
