@@ -22,6 +22,7 @@ from typing import Any, Literal, cast
 
 import cepo
 from cepo.errors import RewardError, did_you_mean, place_in
+from cepo.files.secrets import without_secrets
 from cepo.files.trees import Fields
 
 RewardScore = dict[str, float]
@@ -214,9 +215,10 @@ def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = Non
     keywords_of = {names[0]: kwargs} if len(names) == 1 else kwargs
     for name, keywords in keywords_of.items():
         if name not in names or not isinstance(keywords, Mapping):
+            shown = without_secrets(keywords, name=name)
             sections = ", ".join(f"{known_name}: {{...}}" for known_name in names)
             raise RewardError(
-                f"worker.reward.reward_function_kwargs has {name}={keywords!r}.{did_you_mean(name, names)} Of several reward "
+                f"worker.reward.reward_function_kwargs has {name}={shown!r}.{did_you_mean(name, names)} Of several reward "
                 f"functions, give each its own section of keywords: {sections}."
             )
     parts: dict[str, LoadedReward] = {}
@@ -377,6 +379,6 @@ def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -
                     "docs/rewards.md"
                 ) from error
         raise RewardError(
-            f"{source} cannot be called with the samples and reward_function_kwargs {dict(kwargs)!r}: {error}. "
+            f"{source} cannot be called with the samples and reward_function_kwargs {without_secrets(kwargs)!r}: {error}. "
             f"After the samples it takes {parameters[1:]}."
         ) from error

@@ -32,7 +32,7 @@ from cepo.config.untrusted_record import (
 from cepo.errors import CheckpointError, ConfigError
 from cepo.files.trees import leaves
 from cepo.report.recorded_run import load_run
-from cepo.run_folder.own_records import is_own_record
+from cepo.run_folder.own_records import is_own_record, remember_own_record
 from cepo.run_folder.sinks.base import RunDescription
 from cepo.run_folder.sinks.tracker import build_tracker
 from cepo.sections.reader import default_tree
@@ -427,6 +427,26 @@ def test_a_note_in_the_run_folder_makes_no_run_the_users_own(tmp_path: Path, mon
     assert not is_own_record(file)
     monkeypatch.setenv("XDG_STATE_HOME", ".local/state")  # a relative folder would be that of the stranger
     assert not is_own_record(file)
+
+
+@pytest.mark.parametrize("form", ["written by others", "a link"])
+def test_notes_that_another_user_could_write_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, form: str
+) -> None:
+    """A state folder in a shared place, such as `HOME=/tmp` in a container."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    write_checkpoint(tmp_path / "run", own=True)
+    file = tmp_path / "run" / "config.yaml"
+    assert is_own_record(file)
+    notes = tmp_path / "state" / "cepo" / "own_records"
+    if form == "a link":
+        notes.rename(tmp_path / "elsewhere")
+        notes.symlink_to(tmp_path / "elsewhere")
+    else:
+        notes.chmod(0o777)
+    assert not is_own_record(file)
+    remember_own_record("a: 1\n")
+    assert "this run is not noted as yours" in caplog.text
 
 
 def test_a_run_is_trained_where_notes_cannot_be_written(

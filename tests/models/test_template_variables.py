@@ -79,7 +79,9 @@ def test_a_variable_that_the_template_does_not_read_is_refused(name: str, words:
 
 
 def test_a_template_without_variables_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"of worker.actor.model.model_path .* reads no such variable. It reads none$"):
+    with pytest.raises(
+        ConfigError, match=r"of worker.actor.model.model_path .* reads no such variable. It reads none$"
+    ):
         Processing(str(ASSETS), chat_template_kwargs={"enable_thinking": False})
 
 
