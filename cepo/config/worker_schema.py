@@ -355,6 +355,8 @@ class RewardConfig:
     """Number of worker processes that score responses. Raise it if a run waits for rewards."""
     timeout_seconds: Positive = 10.0
     """Time limit for scoring one response, in seconds; beyond it the response scores 0."""
+    start_timeout_seconds: Positive = 300.0
+    """Time limit for loading the reward functions' files, with all that they import, in seconds."""
 
     @property
     def reward_functions(self) -> list[str]:
