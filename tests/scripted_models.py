@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
+
+import json_files
 
 
 def declare_end(folder: Path, text: str) -> None:
     """Writes one token as the only end of a response into all files, as those of base models say."""
-    added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
-    token_id = next(token["id"] for token in added if token["content"] == text)
-    entries = {
-        "config.json": ("eos_token_id", token_id),
-        "generation_config.json": ("eos_token_id", token_id),
-        "tokenizer_config.json": ("eos_token", text),
-    }
-    for name, (key, value) in entries.items():
-        tree = json.loads((folder / name).read_text(encoding="utf-8"))
-        tree[key] = value
-        (folder / name).write_text(json.dumps(tree), encoding="utf-8")
+    added = json_files.read(folder / "tokenizer.json")["added_tokens"]
+    (token_id,) = [token["id"] for token in added if token["content"] == text]
+    for name in ("config.json", "generation_config.json"):
+        json_files.merge(folder / name, {"eos_token_id": token_id})
+    json_files.merge(folder / "tokenizer_config.json", {"eos_token": text})
 
 
 def say(folder: Path, token_ids: Sequence[int]) -> None:
@@ -35,7 +30,9 @@ def say(folder: Path, token_ids: Sequence[int]) -> None:
             weight.zero_()
         elif name.endswith("norm.weight"):
             weight.fill_(1.0)
-    embeddings = torch.randn(weights["model.embed_tokens.weight"].shape, generator=torch.manual_seed(0))
+    shape = weights["model.embed_tokens.weight"].shape
+    generator = torch.manual_seed(0)
+    embeddings = torch.randn(shape, generator=generator)
     embeddings /= embeddings.norm(dim=1, keepdim=True)
     head = torch.zeros_like(embeddings)
     for token, next_token in itertools.pairwise(token_ids):
@@ -43,6 +40,4 @@ def say(folder: Path, token_ids: Sequence[int]) -> None:
     weights["model.embed_tokens.weight"] = embeddings
     weights["lm_head.weight"] = head
     save_file(weights, file, metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["tie_word_embeddings"] = False
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    json_files.merge(folder / "config.json", {"tie_word_embeddings": False})

@@ -8,24 +8,18 @@ import http.client
 import json
 import os
 import re
-import socket
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.files.safe_files import private_folder, read_json
-from cepo.files.secrets import MASK, without_secrets
+from cepo.files.secrets import without_secrets
 from cepo.files.trees import Fields, Tree, is_mapping
+from cepo.rewards.judge_server import Answer, JudgeServer
 from cepo.run_folder.pictures import png_bytes
 from cepo.sections.fields import Count, section
 from cepo.sections.reader import read_section
@@ -56,141 +50,11 @@ _IN_CONTROL_TEXT = re.compile(
 """The place behind the first character of what a judge's tokenizer may read as a control token, such as `<|im_end|>`."""
 _QUOTATION_MARKS = "\"'`”»"
 _LARGEST_SCORE = 10.0
-_LARGEST_REPLY = 1_000_000
-_LARGEST_ERROR = 10_000
 _SHOWN_ERROR = 300
 _MOST_TOKENS = 1_000_000_000
 _FRAMES_PER_VIDEO = 8
 _LONGEST_PAUSE_SECONDS = 30.0
 _RETRIED = (408, 409, 429, 500, 502, 503, 504)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection, which would take the key elsewhere."""
-
-    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
-        return None
-
-
-@dataclass(frozen=True)
-class _Answer:
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
-
-
-class _Server:
-    """A server that is asked directly on this machine, and elsewhere through the proxy of the environment, if there is one.
-
-    `base_url` may have a user with a password, or a query with a key. No message has them, nor `key`.
-    """
-
-    def __init__(self, base_url: str, key: str) -> None:
-        parts = urlsplit(base_url)
-        user, _, host = parts.netloc.rpartition("@")
-        path = parts.path.rstrip("/")
-        self._url = urlunsplit((parts.scheme, host, f"{path}/chat/completions", parts.query, ""))
-        self.address = urlunsplit((parts.scheme, host, path, "", ""))
-        self._headers = {"Content-Type": "application/json"}
-        secrets = [key, user, *user.split(":", 1), *(value for _, value in parse_qsl(parts.query))]
-        if user:
-            token = base64.b64encode(unquote(user).encode()).decode()
-            self._headers["Authorization"] = f"Basic {token}"
-            secrets += [token, *unquote(user).split(":", 1)]
-        elif key:
-            self._headers["Authorization"] = f"Bearer {key}"
-        self.proxy = _proxy_of(parts)
-        if self.proxy is not None:
-            secrets += re.split("[:@]", urlsplit(self.proxy).netloc.rpartition("@")[0])
-        self._secrets = _spellings(secrets)
-        proxies = {} if self.proxy is None else {parts.scheme: self.proxy}
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirect)
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        if self.proxy is None:
-            return f"the judge at {self.address}"
-        host = urlsplit(self.address).hostname
-        return (
-            f"the judge at {self.address}, asked through the proxy {without_secrets(self.proxy)} (no_proxy={host} asks it "
-            "directly),"
-        )
-
-    def masked(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, MASK)
-        return text
-
-    def post(self, body: bytes, end: float) -> _Answer:
-        """Returns the answer to a request; raises `TimeoutError` at the time `end`, another `OSError` or `HTTPException`.
-
-        A thread waits for the server, which may send a byte now and then for ever.
-        """
-        outcome: list[_Answer | Exception] = []
-
-        def wait() -> None:
-            try:
-                outcome.append(self._posted(body, end))
-            except Exception as error:  # raised below, in the thread that asked
-                outcome.append(error)
-
-        thread = threading.Thread(target=wait, daemon=True)
-        thread.start()
-        thread.join(max(end - time.monotonic(), 0))
-        if not outcome:
-            raise TimeoutError("no answer in time")
-        answer = outcome[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _posted(self, body: bytes, end: float) -> _Answer:
-        request = urllib.request.Request(self._url, body, self._headers)
-        try:
-            response = self._opener.open(request, timeout=max(end - time.monotonic(), 0.001))
-        except urllib.error.HTTPError as error:
-            with error:
-                return _Answer(error.code, dict(error.headers), error.read(_LARGEST_ERROR))
-        with response:
-            content = b""
-            while time.monotonic() < end and len(content) < _LARGEST_REPLY:
-                piece = response.read1(_LARGEST_REPLY)
-                if not piece:
-                    break
-                content += piece
-            if response.length:  # what its header has announced and it has not sent
-                raise http.client.IncompleteRead(b"", response.length)
-        return _Answer(response.status, dict(response.headers), content)
-
-
-def _proxy_of(parts: SplitResult) -> str | None:
-    """Returns the proxy that the environment names for an address; None for one of this machine."""
-    host = parts.hostname or ""
-    if _is_this_machine(host) or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
-        return None
-    return urllib.request.getproxies().get(parts.scheme)
-
-
-def _is_this_machine(host: str) -> bool:
-    name = host.rstrip(".")
-    if name == "localhost" or name.endswith(".localhost") or name == socket.gethostname().lower():
-        return True
-    try:
-        address = ip_address(name if ":" in name else socket.inet_aton(name))
-    except (ValueError, OSError):  # a name
-        return False
-    address = getattr(address, "ipv4_mapped", None) or address
-    return address.is_loopback or address.is_unspecified
-
-
-def _spellings(secrets: Sequence[str]) -> list[str]:
-    """Returns the texts to be masked, the longest first: secrets as they are, in an address, and in JSON."""
-    spellings: set[str] = set()
-    for secret in secrets:
-        spellings |= {secret, quote(secret, safe=""), json.dumps(secret)[1:-1]}
-    spellings.discard("")
-    return sorted(spellings, key=len, reverse=True)
 
 
 @section
@@ -211,8 +75,8 @@ class Judge:
     output_price: float = 0.0
 
     @cached_property
-    def _server(self) -> _Server:
-        return _Server(self.base_url, os.environ.get(self.api_key_variable, "").strip())
+    def server(self) -> JudgeServer:
+        return JudgeServer(self.base_url, os.environ.get(self.api_key_variable, "").strip())
 
     def score(self, sample: Fields) -> dict[str, float]:
         """Returns the score of a sample, see `compute_score`; raises `RewardError` if there is no verdict in time."""
@@ -242,7 +106,7 @@ class Judge:
         """Returns the file of the cache for a request to this server; None without a cache."""
         if self.cache is None:
             return None
-        digest = hashlib.sha256(self._server.address.encode() + body).hexdigest()
+        digest = hashlib.sha256(self.server.address.encode() + body).hexdigest()
         return Path(self.cache) / f"{digest}.json"
 
     def _request(self, sample: Fields) -> Tree:
@@ -265,7 +129,7 @@ class Judge:
 
     def _ask(self, body: bytes) -> tuple[Tree, int]:
         """Returns the server's reply and the number of attempts; no error shows a secret, or has one as its cause."""
-        server = self._server
+        server = self.server
         end = time.monotonic() + self.time_limit
         for attempt in range(1, self.retries + 2):
             pause = min(2.0 ** (attempt - 1) / 4, _LONGEST_PAUSE_SECONDS)
@@ -292,21 +156,21 @@ class Judge:
             time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _content(self, answer: _Answer) -> Tree:
+    def _content(self, answer: Answer) -> Tree:
         try:
             return json.loads(answer.content)
         except (ValueError, RecursionError):
-            raise RewardError(f"{self._server.name} did not reply with JSON") from None
+            raise RewardError(f"{self.server.name} did not reply with JSON") from None
 
     def _verdict(self, reply: Fields) -> float:
         """Returns the score that a reply states; raises `RewardError` if it states none."""
         text = _text_of(reply)
         if text is None:
-            shown = self._server.masked(str(reply))[:_SHOWN_ERROR]
+            shown = self.server.masked(str(reply))[:_SHOWN_ERROR]
             raise RewardError(f"the judge's reply has no choices[0].message.content: {shown}")
         verdict = _score_in(text)
         if verdict is None:
-            raise RewardError(f"the judge's reply has no <score>: {self._server.masked(text)[-_SHOWN_ERROR:]!r}")
+            raise RewardError(f"the judge's reply has no <score>: {self.server.masked(text)[-_SHOWN_ERROR:]!r}")
         return verdict
 
 
@@ -357,6 +221,10 @@ def compute_score(samples: Sequence[Fields], *, base_url: str, model: str, **set
         )
     section_settings = {"base_url": base_url, "model": model, **settings}
     judge = read_section(Judge, section_settings, path="worker.reward.reward_function_kwargs")
+    try:
+        _ = judge.server
+    except ValueError:
+        raise ConfigError(f"base_url = {without_secrets(base_url)!r} is not a valid address") from None
     if judge.cache is not None:
         try:
             private_folder(Path(judge.cache))

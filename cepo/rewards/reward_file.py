@@ -96,9 +96,10 @@ class Neighbours:
         """Returns whether an imported module that is in no package, or a package, is the one beside the file."""
         module = sys.modules.get(top)
         folder = self._folder_of(top)
-        if getattr(module, "__file__", None):  # a folder without __init__.py has none
-            return Path(str(module.__file__)).parent in (folder, folder / top)
-        return str(folder / top) in getattr(module, "__path__", ())
+        file = getattr(module, "__file__", None)
+        if file is None:  # a folder without __init__.py
+            return str(folder / top) in getattr(module, "__path__", ())
+        return Path(file).parent in (folder, folder / top)
 
     def _folder_of(self, top: str) -> Path:
         """Returns where a module that is in no package is looked for: beside the file, and its own package above it."""

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import json_files
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
 from cepo.errors import CepoError, ConfigError, EngineError
-from cepo.files.trees import nested
 from cepo.microgeo.world import ASSETS
 from cepo.models.pretrained import load_model
 from cepo.models.processing import Processing
-from cepo.sections.reader import merged_trees
 
 Change = Mapping[str, Any]
 
@@ -37,36 +35,40 @@ def folder(tmp_path: Path) -> Path:
     return shutil.copytree(ASSETS, tmp_path / "model")
 
 
-def set_entries(file: Path, entries: Mapping[str, Any]) -> None:
-    tree = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    file.write_text(json.dumps(merged_trees(tree, nested(entries))), encoding="utf-8")
-
-
 def apply(change: Change, folder: Path, secret: Path) -> None:
     """Makes a change of a table, see the head of `hostile_model_folders.yaml`."""
     if "remove" in change:
         (folder / change["remove"]).unlink()
     for name, entries in change.get("set", {}).items():
-        set_entries(folder / name, entries)
-        text = (folder / name).read_text(encoding="utf-8")
-        (folder / name).write_text(text.replace("SECRET", str(secret)), encoding="utf-8")
+        file = folder / name
+        json_files.merge(file, entries)
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace("SECRET", str(secret)), encoding="utf-8")
     for name, text in change.get("text", {}).items():
         (folder / name).write_text(text, encoding="utf-8")
     for name, target in change.get("link", {}).items():
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target.replace("SECRET", str(secret)))
+        file = folder / name
+        file.unlink(missing_ok=True)
+        file.symlink_to(target.replace("SECRET", str(secret)))
     if "pipe" in change:
-        (folder / change["pipe"]).unlink(missing_ok=True)
-        os.mkfifo(folder / change["pipe"])
+        file = folder / change["pipe"]
+        file.unlink(missing_ok=True)
+        os.mkfifo(file)
     if "deep" in change:
         (folder / change["deep"]).write_text("[" * 100_000, encoding="utf-8")
     if "many" in change:
-        set_entries(folder / change["many"], {f"k{number}": 1 for number in range(10_000)})
+        entries = {f"k{number}": 1 for number in range(10_000)}
+        json_files.merge(folder / change["many"], entries)
 
 
 def load(folder: Path) -> None:
     Processing(str(folder))
-    load_model(str(folder), dtype=torch.float32, trust_remote_code=False, override_config={})
+    load_model(
+        str(folder),
+        dtype=torch.float32,
+        trust_remote_code=False,
+        override_config={},
+    )
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -92,55 +94,69 @@ def test_a_faulty_model_folder_gives_at_most_one_message(folder: Path, name: str
         load(folder)
 
 
+def files_outside(out: Path, folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if out not in path.parents)
+
+
 @pytest.mark.parametrize("name", ["../../../x", "/tmp/x", "a/b"])
 def test_a_template_whose_name_is_a_path_is_written_nowhere(folder: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "a" / "b" / "out"
     out.mkdir(parents=True)
-    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    (folder / "chat_template.jinja").unlink()
-    templates = [{"name": "default", "template": template}, {"name": name, "template": "x"}]
-    set_entries(folder / "tokenizer_config.json", {"chat_template": templates})
-    before = sorted(path for path in tmp_path.rglob("*") if out not in path.parents)
+    file = folder / "chat_template.jinja"
+    template = file.read_text(encoding="utf-8")
+    file.unlink()
+    templates = [
+        {"name": "default", "template": template},
+        {"name": name, "template": "x"},
+    ]
+    json_files.merge(folder / "tokenizer_config.json", {"chat_template": templates})
+    before = files_outside(out, tmp_path)
     words = r"tokenizer and processor of .* cannot be written|which leads out of the folder"
     with pytest.raises(ConfigError, match=words):
         Processing(str(folder)).save(out)
-    assert sorted(path for path in tmp_path.rglob("*") if out not in path.parents) == before
+    assert files_outside(out, tmp_path) == before
 
 
 NORM = "model.language_model.norm.weight"
 
 
-def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+def change_weights(folder: Path, **changed: torch.Tensor | None) -> None:
+    """Writes other tensors, and leaves out those that are None."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in changed.items():
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def test_a_missing_weight_is_not_drawn_at_random(folder: Path) -> None:
-    change_weights(folder, lambda tensors: tensors.pop(NORM))
+    change_weights(folder, **{NORM: None})
     with pytest.raises(EngineError, match=rf"lack weights of the model: 1 \({NORM}\)"):
         load(folder)
 
 
 def test_a_weight_of_another_shape_is_refused(folder: Path) -> None:
-    change_weights(folder, lambda tensors: tensors.update({NORM: torch.ones(2)}))
+    change_weights(folder, **{NORM: torch.ones(2)})
     with pytest.raises(EngineError, match="cannot be loaded"):
         load(folder)
 
 
 def test_a_weight_too_many_is_named_and_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Such as the head of a model that a folder once was."""
-    change_weights(folder, lambda tensors: tensors.update({"score.weight": torch.ones(1, 128)}))
+    change_weights(folder, **{"score.weight": torch.ones(1, 128)})
     load(folder)
     assert "score.weight" in caplog.text
 
 
 def test_a_token_beyond_the_embeddings_is_named(folder: Path) -> None:
     """The forward pass would end in an index error. Such a token is only an error where a text has it."""
-    tree = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    tree["model"]["vocab"]["\u00c3\u00bc"] = 700
-    tree["model"]["merges"].append(["\u00c3", "\u00bc"])
-    (folder / "tokenizer.json").write_text(json.dumps(tree), encoding="utf-8")
+    tree = json_files.read(folder / "tokenizer.json")
+    model = tree["model"]
+    model["vocab"]["\u00c3\u00bc"] = 700
+    model["merges"].append(["\u00c3", "\u00bc"])
+    json_files.write(folder / "tokenizer.json", tree)
     processing = Processing(str(folder))
     assert processing.encode_text("2 + 3")
     assert max(processing.banned_token_ids) < 500
@@ -150,7 +166,15 @@ def test_a_token_beyond_the_embeddings_is_named(folder: Path) -> None:
 
 def test_where_a_folder_once_was_is_no_path(folder: Path) -> None:
     """Published folders name the machines that wrote them, and tokens that look like paths."""
-    set_entries(folder / "config.json", {"_name_or_path": "/fsx/model", "text_config._name_or_path": "../model"})
-    where = {"name_or_path": "/fsx/model", "special_tokens_map_file": "/fsx/x.json", "model_max_length": 1e30}
-    set_entries(folder / "tokenizer_config.json", where)
+    of_model = {
+        "_name_or_path": "/fsx/model",
+        "text_config._name_or_path": "../model",
+    }
+    of_tokenizer = {
+        "name_or_path": "/fsx/model",
+        "special_tokens_map_file": "/fsx/x.json",
+        "model_max_length": 1e30,
+    }
+    json_files.merge(folder / "config.json", of_model)
+    json_files.merge(folder / "tokenizer_config.json", of_tokenizer)
     load(folder)

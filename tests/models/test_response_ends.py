@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,34 @@ CASES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("resp
 
 
 def template_of(case: dict[str, Any]) -> str:
-    user, opening, answer = case.get("user", "<user>"), case.get("opening", ""), case["answer"]
+    user = case.get("user", "<user>")
+    opening = case.get("opening", "")
+    answer = case["answer"]
     last = case.get("last", answer)
     return (
-        "{% for m in messages %}{% if m.role == 'user' %}" + user + "{{ m.content }}\n{% else %}"
-        f"{opening}{{{{ m.content }}}}{{% if loop.last %}}{last}{{% else %}}{answer}{{% endif %}}{{% endif %}}"
-        "{% endfor %}{% if add_generation_prompt %}" + opening + "{% endif %}"
+        "{% for m in messages %}"
+        f"{{% if m.role == 'user' %}}{user}{{{{ m.content }}}}\n"
+        f"{{% else %}}{opening}{{{{ m.content }}}}"
+        f"{{% if loop.last %}}{last}{{% else %}}{answer}{{% endif %}}"
+        "{% endif %}{% endfor %}"
+        f"{{% if add_generation_prompt %}}{opening}{{% endif %}}"
     )
 
 
 def tokenizer_of(case: dict[str, Any]) -> Any:
-    tokenizer = byte_level_tokenizer((), end=None, pad=case.get("padding"), unknown=None)
-    controls = [AddedToken(text, special=True, normalized=False) for text in case["control"]]
-    others = [AddedToken(text, special=False, normalized=False) for text in case.get("added", [])]
-    tokenizer.add_tokens(controls, special_tokens=True)
-    tokenizer.add_tokens(others)
+    padding = case.get("padding")
+    tokenizer = byte_level_tokenizer((), end=None, pad=padding, unknown=None)
+    for text in case["control"]:
+        token = AddedToken(text, special=True, normalized=False)
+        tokenizer.add_tokens([token], special_tokens=True)
+    for text in case.get("added", []):
+        token = AddedToken(text, special=False, normalized=False)
+        tokenizer.add_tokens([token])
     return tokenizer
+
+
+def texts_of(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    return tokenizer.convert_ids_to_tokens(list(token_ids))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -47,9 +60,10 @@ def test_a_response_ends_as_the_template_ends_a_turn(name: str) -> None:
     case = CASES[name]
     tokenizer = tokenizer_of(case)
     declared: list[int] = tokenizer.convert_tokens_to_ids(case["declared"])
-    template = ChatTemplate(template_of(case), "it", special_tokens=tokenizer.special_tokens_map)
+    special_tokens = tokenizer.special_tokens_map
+    template = ChatTemplate(template_of(case), "it", special_tokens=special_tokens)
     end = response_end(template, tokenizer, declared, as_parts=False)
-    assert tokenizer.convert_ids_to_tokens(list(end.token_ids)) == case["ends"]
+    assert texts_of(tokenizer, end.token_ids) == case["ends"]
     assert end.text == case.get("text", "")
 
 
@@ -60,12 +74,14 @@ def test_a_base_model_of_each_family_ends_its_turn(family: str, tmp_path: Path) 
     folder = write_checkpoint(family, tmp_path / "model")
     published = Processing(str(folder))
     turn_end = published.eos_token_ids[0]
-    unused = next(each.content for each in published.tokenizer.added_tokens_decoder.values() if each.special)
-    declare_end(folder, unused)
+    added = published.tokenizer.added_tokens_decoder.values()
+    controls = [token.content for token in added if token.special]
+    declare_end(folder, controls[0])
     base = Processing(str(folder))
-    assert base.eos_token_ids[0] == turn_end
-    assert unused in base.tokenizer.convert_ids_to_tokens(list(base.eos_token_ids))
-    assert not set(base.eos_token_ids) & set(base.banned_token_ids)
+    ends = base.eos_token_ids
+    assert ends[0] == turn_end
+    assert controls[0] in texts_of(base.tokenizer, ends)
+    assert not set(ends) & set(base.banned_token_ids)
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +92,18 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_warning_names_the_token_and_the_declared_ones(base_model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_processing(ModelConfig(model_path=str(base_model)), chat_template=None)
+    base = ModelConfig(model_path=str(base_model))
+    load_processing(base, chat_template=None)
     assert "ends an assistant's turn with the token '<|im_end|>'" in caplog.text
     assert (
         "the model's files declare '<|endoftext|>' as the end of a response; each of them ends a response"
         in caplog.text
     )
     caplog.clear()
-    load_processing(ModelConfig(model_path=str(ASSETS)), chat_template=None)
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    published = ModelConfig(model_path=str(ASSETS))
+    load_processing(published, chat_template=None)
+    levels = {record.levelno for record in caplog.records}
+    assert max(levels, default=0) < logging.WARNING
 
 
 def test_a_warning_names_a_text_of_several_tokens(
@@ -139,7 +158,8 @@ def test_a_text_of_several_tokens_ends_a_response(response: str, is_ended: bool,
     codec = TextCodec(tokenizer, ResponseEnd((tokenizer.eos_token_id,), text="</s>"))
     token_ids = codec.encode_text(response)
     assert codec.is_ended_by_text(token_ids) is is_ended
-    assert not any(codec.is_ended_by_text(token_ids[:length]) for length in range(len(token_ids)))
+    for length in range(len(token_ids)):
+        assert not codec.is_ended_by_text(token_ids[:length])
     assert codec.decode(token_ids) == text
     assert "</s>" in codec.special_texts
 

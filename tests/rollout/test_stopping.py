@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,14 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}END\n{% endfor %
 
 def generated(engine: str, folder: Path, processing: Processing) -> list[Generation]:
     """A response, and one that ignores its end."""
+    prompt = request(processing, "1 + 1", seed=0)
+    greedy = SamplingSettings(num_samples=1, max_response_length=16, temperature=0.0)
+    endless = dataclasses.replace(greedy, ignore_eos=True)
     generations: list[Generation] = []
     with contextlib.closing(open_generator(engine, folder, processing)) as generator:
-        for ignore_eos in (False, True):
-            settings = SamplingSettings(num_samples=1, max_response_length=16, temperature=0.0, ignore_eos=ignore_eos)
-            ((generation,),) = generator.generate([request(processing, "1 + 1", seed=0)], settings)
-            generations.append(generation)
+        for settings in (greedy, endless):
+            (group,) = generator.generate([prompt], settings)
+            generations += group
     return generations
 
 
@@ -37,14 +40,19 @@ def test_a_generator_stops_at_the_end_of_the_turn(engine: str, end: str, tmp_pat
     declare_end(folder, "<|endoftext|>")
     template = TEMPLATE.replace("END", end)
     processing = Processing(str(folder), chat_template=template)
-    assert bool(processing.end.text) == (end == "</s>")
-    script: list[int] = processing.tokenizer(f"=2{end}+", add_special_tokens=False)["input_ids"]
+    assert processing.end.text == ("" if end == "<|im_end|>" else end)
+    script = token_ids(processing, f"=2{end}+")
     say(folder, script)
     generation, whole = generated(engine, folder, processing)
-    assert generation.response_ids.tolist() == script[1:-1]
+    response = generation.response_ids.tolist()
+    assert response == script[1:-1]
     assert generation.finished
-    assert len(generation.log_probs) == len(script) - 2
+    assert len(generation.log_probs) == len(response)
     assert generation.log_probs.min() > -0.01
-    assert processing.decode(generation.response_ids.tolist()) == "2"
+    assert processing.decode(response) == "2"
     assert len(whole.response_ids) == 16
     assert not whole.finished
+
+
+def token_ids(processing: Processing, text: str) -> list[int]:
+    return processing.tokenizer(text, add_special_tokens=False)["input_ids"]
