@@ -71,7 +71,7 @@ class Processing(TextCodec):
             tokenizer.chat_template = chat_template
             template_name = "the chat template in data.override_chat_template"
         self.template = ChatTemplate(
-            self._processor.chat_template,
+            self._processor.chat_template or tokenizer.chat_template,  # base models' processors may have none
             template_name,
             special_tokens=tokenizer.special_tokens_map,
             settings=chat_template_kwargs,

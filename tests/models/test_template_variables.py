@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import json_files
 import pytest
 import yaml
 
@@ -103,3 +105,13 @@ def test_the_settings_are_read_and_recorded(tmp_path: Path) -> None:
         model, chat_template=data.override_chat_template, chat_template_kwargs=data.chat_template_kwargs
     )
     assert processing.prefilled == EMPTY_THOUGHT
+
+
+def test_a_processor_without_a_template_has_that_of_its_tokenizer(tmp_path: Path) -> None:
+    """As in folders of base models with eyes: the template is in the tokenizer's file alone."""
+    folder = shutil.copytree(ASSETS, tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    json_files.merge(folder / "tokenizer_config.json", {"chat_template": THINKING})
+    processing = Processing(str(folder), chat_template_kwargs={"enable_thinking": False})
+    assert processing.prefilled == EMPTY_THOUGHT
+    assert processing.template_ids("What is 3 + 4?")
