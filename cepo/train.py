@@ -188,7 +188,11 @@ def build_trainer(
         from cepo.trainer.loop import Trainer
         from cepo.trainer.sampling import RolloutSampler
 
-        processing = load_processing(worker.actor.model, chat_template=data.override_chat_template)
+        processing = load_processing(
+            worker.actor.model,
+            chat_template=data.override_chat_template,
+            chat_template_kwargs=data.chat_template_kwargs,
+        )
     for plugin in settings.plugins:
         load_plugin(plugin)
     estimator = config.estimator

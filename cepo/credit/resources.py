@@ -60,7 +60,11 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
 
     Raises a `CepoError` if problems, weights, engine or reward cannot be used.
     """
-    processing = load_processing(config.worker.actor.model, chat_template=config.data.override_chat_template)
+    processing = load_processing(
+        config.worker.actor.model,
+        chat_template=config.data.override_chat_template,
+        chat_template_kwargs=config.data.chat_template_kwargs,
+    )
     problems = read_training_sets(config.data, processing)
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
     spec = WorkerSpec.of(

@@ -33,9 +33,9 @@ Problem:
 
 Reference answer: {ground_truth}
 
-<<<RESPONSE
+<<<RESPONSE {mark}
 {response}
-RESPONSE>>>
+RESPONSE {mark}>>>
 
 End with <score>10</score> if the final answer is right, or with <score>0</score> if it is not."""
 _RIGHT_FROM = 0.5

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 60.0
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
 _MOST_REPLY_BYTES = 1 << 26
@@ -176,11 +175,12 @@ class RewardPool:
             "kwargs": dict(config.reward_function_kwargs),
             "weights": config.reward_weights,
             "answer_function": config.answer_function,
-            "start_seconds": START_SECONDS,
+            "start_seconds": config.start_timeout_seconds,
             "timeout_seconds": config.timeout_seconds,
         }
         self._answer_function = config.answer_function
         self._timeout_seconds = config.timeout_seconds
+        self._start_seconds = config.start_timeout_seconds
         self._fields: dict[str, None] = {"overall": None}  # of all scores so far, in the order in which they came
         self._is_closed = False
         self._has_scored = False
@@ -381,14 +381,17 @@ class RewardPool:
         try:
             if self._is_closed:
                 raise EOFError
-            status, value = worker.received(START_SECONDS)
+            status, value = worker.received(self._start_seconds)
         except (EOFError, OSError) as error:
             ending = worker.kill()
             is_late = isinstance(error, TimeoutError)
-            reason = f"took more than {START_SECONDS:g} s" if is_late else f"did not succeed: {ending}"
-            raise EngineError(
-                f"starting a reward worker for {self.spec!r} {reason}. Its messages are on stderr."
-            ) from error
+            reason = f"did not succeed: {ending}. Its messages are on stderr."
+            if is_late:
+                reason = (
+                    f"took more than worker.reward.start_timeout_seconds={self._start_seconds:g}. Raise the limit if that is "
+                    "what loading its file takes."
+                )
+            raise EngineError(f"starting a reward worker for {self.spec!r} {reason}") from error
         if status == "failed":
             raise RewardError(value)
         self.reward_type, self.needs_images = value

@@ -53,11 +53,12 @@ def _serve(setup: Tree, connection: Connection) -> None:
 
     _limit_processor_time(setup["start_seconds"])
     try:
+        # Builds the parser's tables now, so that they do not count towards the first sample's time limit, and before a file
+        # beside the reward's can have the name of a library that the comparison of answers imports.
+        equal(r"\frac{1}{2}", r"\sqrt{3}")
         reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
         answer_function = setup["answer_function"]
         extract = marked_answer if answer_function is None else load_answer_function(answer_function)
-        # Builds the parser's tables now, so that they do not count towards the first sample's time limit.
-        equal(r"\frac{1}{2}", r"\sqrt{3}")
     except (Exception, SystemExit) as error:
         connection.send(("failed", str(error)))
         return

@@ -11,7 +11,8 @@ import logging
 import os
 from pathlib import Path
 
-from cepo.files.safe_files import read_bytes
+from cepo.errors import ForeignFileError
+from cepo.files.safe_files import private_folder, read_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +31,9 @@ def _digest(content: bytes) -> str:
 def remember_own_record(text: str) -> None:
     """Notes the text of a `config.yaml` as that of a run of this user's; warns if his folder cannot be written."""
     try:
-        folder = _folder()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = private_folder(_folder())
         (folder / _digest(text.encode())).touch(mode=0o600)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ForeignFileError) as error:
         logger.warning(
             "this run is not noted as yours (%s): cepo evaluate, credit and merge will treat it as a stranger's, and ask for "
             "its model and data",
@@ -42,9 +42,13 @@ def remember_own_record(text: str) -> None:
 
 
 def is_own_record(file: Path) -> bool:
-    """Returns whether a run of this user's has recorded exactly this file; raises `DataError` if it cannot be read."""
+    """Returns whether a run of this user's has recorded exactly this file; raises `DataError` if it cannot be read.
+
+    A folder of notes that another user can write into, of a shared `XDG_STATE_HOME` for example, is not believed.
+    """
     digest = _digest(read_bytes(file, within=file.parent))
     try:
-        return (_folder() / digest).is_file()
-    except (OSError, RuntimeError):
+        folder = _folder()
+        return folder.is_dir() and (private_folder(folder) / digest).is_file()
+    except (OSError, RuntimeError, ForeignFileError):
         return False

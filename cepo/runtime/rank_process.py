@@ -102,7 +102,9 @@ class RankProcess:
         spec, row_rules, memory, probe = pickle.loads(content)
         _meet(meeting)
         disable_progress_bar()  # a log file ends with the last messages
-        processing = load_processing(spec.actor.model, chat_template=spec.chat_template)
+        processing = load_processing(
+            spec.actor.model, chat_template=spec.chat_template, chat_template_kwargs=spec.chat_template_kwargs
+        )
         require_memory(memory, spec.generator, this_device())
         self._worker = Worker(spec.sleep_decided(memory), processing)
         store = ImageStore(row_rules, processing)

@@ -20,6 +20,7 @@ from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import ActorConfig, CriticConfig
 from cepo.data.batch import CriticBatch, InitialScores, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError
+from cepo.files.trees import Fields
 from cepo.losses import available_losses, build_loss
 from cepo.losses.entropy import EntropyTerm
 from cepo.losses.objective import ObjectiveSettings
@@ -49,6 +50,7 @@ class WorkerSpec:
     skips_special_tokens: bool  # in the texts of responses
     saves_weights_only: bool
     chat_template: str | None  # replaces the checkpoint's
+    chat_template_kwargs: Fields  # further variables of the template
     plugins: tuple[str, ...]  # files that register policy losses
     total_steps: int
     seed: int
@@ -77,6 +79,7 @@ class WorkerSpec:
             skips_special_tokens=worker.reward.skip_special_tokens,
             saves_weights_only=config.trainer.save_model_only,
             chat_template=config.data.override_chat_template,
+            chat_template_kwargs=config.data.chat_template_kwargs,
             plugins=tuple(config.trainer.plugins),
             total_steps=total_steps,
             seed=config.trainer.seed,
