@@ -77,6 +77,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     if presets:
         merged = _merged(sources, merged_trees(defaults, presets))
     resolved = _resolved(merged, origins)
+    _require_rank_of_lora(resolved, origins)
     _fit_optimizer_batch(resolved, origins)
     tree, without_effect = without_engine_keys(resolved, origins)
     run = _read_run(tree, origins)
@@ -86,6 +87,23 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
         from_environment=_environment_references(merged),
         set_with_method=_set_with_method(sources, defaults, origins),
     )
+
+
+def _require_rank_of_lora(tree: Tree, origins: Origins) -> None:
+    """Refuses settings of LoRA whose user left the rank at 0, by the default or by a file, which trains all weights."""
+    section = "worker.actor.model.lora"
+    rank_key = f"{section}.rank"
+    if tree["worker"]["actor"]["model"]["lora"].get("rank") != 0 or rank_key in origins.arguments:
+        return
+    places = origins.arguments if rank_key in origins.places else origins.places
+    without_rank = [key for key in places if key.startswith(f"{section}.")]
+    if without_rank:
+        key = without_rank[0]
+        raise origins.error(
+            key,
+            f"{key} is set, and {rank_key} is 0, so all weights would be trained. Set {rank_key}=16 for an adapter, or "
+            f"{rank_key}=0 beside it if all weights shall be trained.",
+        )
 
 
 def _set_with_method(sources: Sequence[Source], defaults: Tree, origins: Origins) -> dict[str, tuple[object, object]]:
@@ -125,12 +143,18 @@ def _faults_of_values(merged: Tree, origins: Origins) -> list[str]:
 
 
 def _without_keys(tree: Fields, keys: Collection[str], path: str = "") -> Tree:
-    """Returns nested data without what stands at these dotted keys."""
+    """Returns nested data without what stands at these dotted keys, and without sections that have nothing else."""
     result: Tree = {}
     for name, value in tree.items():
         key = f"{path}{name}"
-        if key not in keys:
-            result[name] = _without_keys(value, keys, f"{key}.") if is_mapping(value) else value
+        if key in keys:
+            continue
+        if not is_mapping(value):
+            result[name] = value
+            continue
+        section = _without_keys(value, keys, f"{key}.")
+        if section or not value:
+            result[name] = section
     return result
 
 

@@ -64,12 +64,12 @@ FAULTS = [
     ("worker.actor.model.model_path=configs/microgeo/base.yaml", "is a file"),
     ("worker.reward.reward_function=rewards", "worker.reward.reward_function=", "path/file.py:function"),
     ("worker.reward.answer_function=no.py:find", "answer_function=no.py: there is no such file"),
-    ("worker.actor.model.lora.exclude_modules='(('", "exclude_modules", "not a regular expression"),
+    ("worker.actor.model.lora.rank=8 worker.actor.model.lora.exclude_modules='(('", "exclude_modules", "not a regular expression"),
     ("worker.actor.model.lora.rank=0 worker.actor.model.lora.use_dora=true",
      "use_dora=true needs an adapter", "lora.rank, such as 16"),
     ("worker.actor.model.lora.rank=0 worker.actor.model.lora.quantization=nf4",
      "quantization=nf4 needs an adapter", "lora.rank, such as 16"),
-    ("worker.actor.model.lora.target_modules='q_proj,,'", "target_modules", "separated by commas"),
+    ("worker.actor.model.lora.rank=8 worker.actor.model.lora.target_modules='q_proj,,'", "target_modules", "separated by commas"),
     ("algorithm.adv_estimator=cepo algorithm.teacher.template=no.jinja", "algorithm.teacher.template=no.jinja"),
 ]  # fmt: skip
 
