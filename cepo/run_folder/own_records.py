@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import stat
 from pathlib import Path
 
+from cepo.files.own_cache import is_own_folder
 from cepo.files.safe_files import read_bytes
 
 logger = logging.getLogger(__name__)
@@ -32,7 +34,10 @@ def remember_own_record(text: str) -> None:
     try:
         folder = _folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / _digest(text.encode())).touch(mode=0o600)
+        if not is_own_folder(folder):
+            raise PermissionError(f"others may write in {folder}, or it belongs to another user")
+        note = folder / _digest(text.encode())
+        os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
     except (OSError, RuntimeError) as error:
         logger.warning(
             "this run is not noted as yours (%s): cepo evaluate, credit and merge will treat it as a stranger's, and ask for "
@@ -45,6 +50,7 @@ def is_own_record(file: Path) -> bool:
     """Returns whether a run of this user's has recorded exactly this file; raises `DataError` if it cannot be read."""
     digest = _digest(read_bytes(file, within=file.parent))
     try:
-        return (_folder() / digest).is_file()
+        note = (_folder() / digest).lstat()
+        return is_own_folder(_folder()) and stat.S_ISREG(note.st_mode) and note.st_uid == os.getuid()
     except (OSError, RuntimeError):
         return False

@@ -1,0 +1,215 @@
+"""Folders that only this user can write, and the entries of his cache, which are believed only as they were written."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from cepo.files.trees import Tree, is_dict
+
+logger = logging.getLogger(__name__)
+
+LONGEST_WAIT_SECONDS = 600.0
+"""How long a process waits for another one that makes the same entry; it may have been stopped."""
+UNUSED_DAYS = 60
+"""Entries that were not used for so long are removed when another one is made."""
+_SEAL = "seal.json"
+_SECONDS_BETWEEN_TRIES = 0.2
+
+Seal = dict[str, list[object]]
+"""For each file of an entry: its size, the times in ns of the last changes of its content and its entry, its digest."""
+
+
+def own_folder(place: Path) -> Path:
+    """Returns `place`, which is created if it is missing.
+
+    Returns a temporary folder of this process instead, after a warning, if `place` cannot be used or another user could
+    write in it or put another folder in its place.
+    """
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fault = _fault(place)
+    except OSError as error:
+        fault = f"{error.strerror or error}"
+    if not fault:
+        return place
+    _warn(place, fault)
+    replacement = _temporary_folder() / place.name
+    replacement.mkdir(exist_ok=True)
+    return replacement
+
+
+def is_own_folder(place: Path) -> bool:
+    """Returns whether `place` is a folder that only this user can write."""
+    try:
+        return not _fault(place)
+    except OSError:
+        return False
+
+
+def _fault(place: Path) -> str:
+    """Returns why others could change what is in a folder; empty if they cannot."""
+    user = os.getuid()
+    if not stat.S_ISDIR(place.lstat().st_mode):
+        return "it is no folder"
+    if place.lstat().st_uid != user:
+        return f"it belongs to the user {place.lstat().st_uid}"
+    if place.lstat().st_mode & 0o022:
+        return "others may write in it (chmod go-w)"
+    absolute = Path(os.path.abspath(place))
+    for parent in (*absolute.parents, *absolute.resolve().parents):
+        status = parent.lstat()
+        if status.st_uid not in (0, user):
+            return f"{parent} belongs to the user {status.st_uid}"
+        is_open = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_IWOTH
+        if is_open and not status.st_mode & stat.S_ISVTX:
+            return f"everyone may write in {parent}"
+    return ""
+
+
+@cache
+def _warn(place: Path, fault: str) -> None:
+    """Warns, once in a process."""
+    logger.warning(
+        "the folder %s is not used, because %s: what belongs there is kept for this run alone, and the next start takes as "
+        "long. XDG_CACHE_HOME names another folder for caches, XDG_STATE_HOME one for what is noted of runs",
+        place,
+        fault,
+    )
+
+
+@cache
+def _temporary_folder() -> Path:
+    """Returns a folder that goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="cepo-cache-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def cache_folder(kind: str) -> Path:
+    """Returns the folder of all entries of a kind: `cepo/<kind>` in `XDG_CACHE_HOME`, by default `~/.cache`."""
+    home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if home.startswith("~"):  # this user has no home
+        home = str(_temporary_folder())
+    return own_folder(Path(home) / "cepo" / kind)
+
+
+def has_entry(kind: str, key: str) -> bool:
+    return (cache_folder(kind) / key / _SEAL).is_file()
+
+
+@contextmanager
+def cached(kind: str, key: str) -> Generator[Path]:
+    """Yields the folder of an entry: empty, or with exactly what an earlier process wrote there.
+
+    The caller fills an empty one. No other process changes it meanwhile. A file that is not as it was written, and an
+    entry that a killed process left, count for none. After `LONGEST_WAIT_SECONDS` of waiting for another process, the
+    entry is a temporary one.
+    """
+    parent = cache_folder(kind)
+    descriptor = os.open(parent / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if not _locked(descriptor, parent / f"{key}.lock"):
+            parent = Path(tempfile.mkdtemp(dir=_temporary_folder()))
+        entry = parent / key
+        is_complete = _is_as_sealed(entry)
+        if not is_complete:
+            shutil.rmtree(entry, ignore_errors=True)
+            _remove_unused(parent)
+            entry.mkdir(mode=0o700, exist_ok=True)
+        yield entry
+        if is_complete:
+            os.utime(entry)
+        else:
+            _seal(entry)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, file: Path) -> bool:
+    """Locks a file as soon as no other process has; returns False, after a warning, if that takes too long or cannot be."""
+    fault = f"another process has locked it for more than {LONGEST_WAIT_SECONDS:.0f} s"
+    until = time.monotonic() + LONGEST_WAIT_SECONDS
+    is_told = False
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not is_told:
+                is_told = True
+                logger.info("waiting for another process that does the same work and has locked %s", file)
+        except OSError as error:  # a file system without locks
+            fault = str(error)
+            break
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+    logger.warning("%s is not used: %s. This run does the same work itself", file, fault)
+    return False
+
+
+def _files(entry: Path) -> list[Path]:
+    return [file for file in entry.rglob("*") if file.is_file() and file.name != _SEAL]
+
+
+def _seal(entry: Path) -> None:
+    """Notes all files of an entry with their digests."""
+    seal: Seal = {}
+    for file in _files(entry):
+        seal[str(file.relative_to(entry))] = [*_state(file), digest_of_file(file)]
+    new = entry / f".{_SEAL}"
+    new.write_text(json.dumps(seal), encoding="utf-8")
+    new.replace(entry / _SEAL)
+
+
+def _is_as_sealed(entry: Path) -> bool:
+    """Returns whether an entry is complete, and each of its files as it was. Only files with other times are read."""
+    try:
+        seal: object = json.loads((entry / _SEAL).read_bytes())
+        if not is_dict(seal):
+            return False
+        for name, noted in cast(Tree, seal).items():
+            *state, digest = noted
+            if state != _state(entry / name) and digest != digest_of_file(entry / name):
+                logger.info("%s is not as it was written, and is made anew", entry / name)
+                return False
+    except (OSError, ValueError, TypeError):
+        return False
+    return True
+
+
+def _state(file: Path) -> list[int]:
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def digest_of_file(file: Path) -> str:
+    with file.open("rb") as opened:
+        return digest_of(opened)
+
+
+def digest_of(file: BinaryIO) -> str:
+    """Returns the XXH3 digest of a file's content: SHA-256 would take ten seconds for the images of 100,000 rows."""
+    import xxhash
+
+    return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()  # pyright: ignore[reportArgumentType]
+
+
+def _remove_unused(parent: Path) -> None:
+    """Removes the entries that were not used for long."""
+    oldest = time.time() - UNUSED_DAYS * 24 * 3600
+    for entry in parent.iterdir():
+        if entry.is_dir() and entry.stat().st_mtime < oldest:
+            shutil.rmtree(entry, ignore_errors=True)
