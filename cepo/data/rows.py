@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
+from cepo.config.paths import find_path, split_source
+from cepo.data.image_files import folder_with, folders_beside
 from cepo.data.images import checked_sizes, decoded_images, located
 from cepo.data.json_text import without_spelling
 from cepo.data.prompts import Problem, UserTemplate
@@ -114,13 +117,27 @@ class RowReader:
         turns = self._turns(cells)
         self._require_marks(cells, "".join(turn.text for turn in turns), row)
         self._require_lengths(cells)
-        visual = self._visual_tokens(cells)
+        try:
+            visual = self._visual_tokens(cells)
+        except DataError as error:
+            raise DataError(f"{error}{self._place_of_images(cells)}") from error
         # The text has one placeholder token per image and video, which their own tokens replace.
         template = self._template_ids(turns, with_videos=bool(cells.videos))
         length = visual + len(template) - len(cells.images) - len(cells.videos)
         return RowMeasure(
             length=length, num_images=len(cells.images), num_videos=len(cells.videos), visual_tokens=visual
         )
+
+    def _place_of_images(self, cells: Cells) -> str:
+        """Returns a hint if a file that the row names lies beside the data; empty if none does."""
+        values = [*cells.images, *cells.teacher_images, *cells.videos]
+        folder = folder_with(values, self._rules.images.image_dir, self._folders_beside)
+        return "" if folder is None else f". It lies in {folder}: set data.image_dir={folder}"
+
+    @cached_property
+    def _folders_beside(self) -> list[Path]:
+        data = find_path(self._source) or find_path(split_source(self._source)[0])
+        return [] if data is None else folders_beside(data)
 
     def _require_texts(self, cells: Cells) -> None:
         """Raises `DataError` if the question or the answer is empty."""

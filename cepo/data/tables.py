@@ -12,7 +12,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast, overload
 
@@ -26,7 +26,7 @@ from cepo.data.json_text import read_object, read_value
 from cepo.data.row_parser import root_column
 from cepo.data.sources import PARQUET, TEXT_FORMATS, LocalSource, format_of, local_source
 from cepo.data.text_rows import text_rows
-from cepo.errors import CepoError, ConfigError, DataError, unusable_place
+from cepo.errors import CepoError, ConfigError, DataError, ForeignFileError, unusable_place
 from cepo.files.own_cache import cache_folder, cached, digest_of
 from cepo.files.safe_files import open_regular
 from cepo.files.trees import Tree
@@ -321,10 +321,11 @@ def _named_errors(file: Path) -> Generator[None]:
         yield
     except Exception as error:  # `datasets` wraps what happens in it, and damaged files make readers raise many types
         cause = error.__cause__ if isinstance(error.__cause__, CepoError | OSError) else error
-        if isinstance(cause, CepoError) or unusable_place(cause) is not None:
+        if isinstance(cause, ConfigError | ForeignFileError) or unusable_place(cause) is not None:
             raise cause from error
         reason = str(cause).partition("\n")[0][:300]
-        raise ConfigError(f"data file {file} cannot be read: {type(cause).__name__}: {reason}") from error
+        kind = "" if isinstance(cause, DataError) else f"{type(cause).__name__}: "
+        raise ConfigError(f"data file {file} cannot be read: {kind}{reason}") from error
 
 
 def _text_part(local: LocalSource, kind: str, digests: Sequence[str]) -> _TextPart:
@@ -378,11 +379,15 @@ def _typed_part(file: Path, within: Path | None, kind: str, digest: str) -> _Typ
 def _write_copy(copy: Path, batches: Iterator[Any]) -> None:
     first = next(batches, None)
     if first is None:
-        raise ConfigError("it has no rows; accepted: at least one problem")
-    with pyarrow.OSFile(str(copy), "wb") as sink, pyarrow.ipc.new_stream(sink, first.schema) as writer:
-        writer.write_batch(first)
-        for batch in batches:
-            writer.write_batch(batch)
+        raise DataError("it has no rows; accepted: at least one problem")
+    schema = first.schema
+    try:
+        datasets_library().Features.from_arrow_schema(schema)
+    except Exception:  # what another version of `datasets` wrote about the columns
+        schema = schema.remove_metadata()
+    with pyarrow.OSFile(str(copy), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
+        for batch in chain([first], batches):
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
 
 
 def _parquet_batches(file: BinaryIO) -> Iterator[Any]:

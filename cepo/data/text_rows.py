@@ -25,6 +25,7 @@ _Record = tuple[int, bytes, str | None]
 def text_rows(files: Sequence[Path], within: Path | None, kind: str) -> Iterator[Tree]:
     """Yields the rows of JSON, CSV or TSV files; the names of a row's columns that no earlier row has are new."""
     names: set[str] = set()
+    is_empty = True
     for number, path in enumerate(files):
         with open_regular(path, within=within) as file:
             if file.read(len(_BOM)) != _BOM:
@@ -33,7 +34,10 @@ def text_rows(files: Sequence[Path], within: Path | None, kind: str) -> Iterator
             for line, text, fault in records:
                 new_names = [name for name in _names_in(text, fault) if name not in names]
                 names.update(new_names)
+                is_empty = False
                 yield {"text": text, "fault": fault, "file": number, "line": line, "new_names": new_names}
+    if is_empty:
+        raise ConfigError(f"data file {files[0]} has no rows; accepted: at least one problem")
 
 
 def _names_in(text: bytes, fault: str | None) -> Sequence[str]:
@@ -62,7 +66,7 @@ def _json_values(path: Path, content: bytes) -> Iterator[_Record]:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"data file {path} is not text in UTF-8 (at byte {error.start:,})") from error
-    decoder = json.JSONDecoder(strict=False)
+    decoder = json.JSONDecoder(strict=False, parse_int=str)  # Python refuses very long ones, of which the row is bad
     is_array = text.lstrip().startswith("[")
     place = text.index("[") + 1 if is_array else 0
     line = 1 + text.count("\n", 0, place)
@@ -82,8 +86,9 @@ def _json_values(path: Path, content: bytes) -> Iterator[_Record]:
         line += text.count("\n", begin, place)
     if is_array and begin == len(text):
         raise ConfigError(f"data file {path}: its array of rows, begun with '[', is not closed; it may be incomplete")
-    behind = text[begin + 1 :].strip()
+    behind = text[begin + 1 :].lstrip()
     if behind:
+        line += text.count("\n", begin, len(text) - len(behind))
         raise ConfigError(f"data file {path}, line {line:,}: text follows after the end of its array: {behind[:40]!r}")
 
 
@@ -142,7 +147,7 @@ def _csv_row(header: Sequence[str], fields: Sequence[str]) -> tuple[bytes, str |
             row[name] = field or None
         elif field and not (number == 0 and field.isdecimal()):  # pandas writes its row numbers there
             return b"", f"has the field {field!r:.60} in a column that the header does not name"
-    return json.dumps(row).encode(), None
+    return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogateescape"), None
 
 
 def _csv_fault(path: Path, begin: int, end: int, error: csv.Error) -> str:

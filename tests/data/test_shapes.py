@@ -390,6 +390,6 @@ def test_a_list_is_its_json_text_with_the_spelled_numbers(read: Read, tmp_path: 
     row = json.loads('{"prompt": "?", "answer": [1, 2.5, "a"]}')
     assert read_cells(row, cells).answer == '[1, 2.5, "a"]'
     assert [read_cells({"prompt": "?", "answer": one}, cells).answer for one in (["15"], [[7]], [])] == ["15", "7", ""]
-    from cepo.data.reading import read_source
+    from cepo.data.tables import read_source
 
     assert read_cells(read_source(str(tmp_path / "boxes.jsonl"))[0], cells).answer == '[0.50, 1e-3, "é", [null, true]]'
