@@ -226,20 +226,16 @@ def _own_environment() -> Generator[None]:
 def _check_row(number: int, rank: int | None) -> Tree:
     check = _active
     assert check is not None, "rows are checked while a check is active, in this process or in one that was forked from it"
-    if _parent not in (os.getpid(), os.getppid()):
-        os._exit(1)  # the process that wants the results has ended
     checked = check.row(number)
-    _done[rank or 0] += 1
+    _done[(rank or 0) % MOST_PROCESSES] += 1
     return checked
 
 
-_parent = os.getpid()
-
-
 def _become_helper() -> None:
-    """Makes a forked process one that says nothing, leaves Ctrl-C to its parent, and dies first if memory runs out."""
+    """Makes a forked process one that says nothing, leaves Ctrl-C to its parent, and ends with it, or if memory runs out."""
     if _active is None:
         return
+    threading.Thread(target=_end_with, args=(os.getppid(),), name="cepo-parent", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     logging.disable(logging.CRITICAL)
@@ -248,20 +244,25 @@ def _become_helper() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os._exit(1)
+
+
 os.register_at_fork(after_in_child=_become_helper)
 
 
 @contextmanager
 def _activated(check: RowCheck) -> Generator[None]:
-    global _active, _done, _parent
-    outer = _active, _done, _parent
+    global _active, _done
+    outer = _active, _done
     _active = check
-    _done = memoryview(mmap.mmap(-1, 8 * MOST_PROCESSES * 4)).cast("q")
-    _parent = os.getpid()
+    _done = memoryview(mmap.mmap(-1, 8 * MOST_PROCESSES)).cast("q")
     try:
         yield
     finally:
-        _active, _done, _parent = outer
+        _active, _done = outer
 
 
 @contextmanager

@@ -168,12 +168,12 @@ class _MappedFiles:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def require_unchanged(self) -> None:
-        """Raises `DataError` if a file was written after it had been mapped. One that was removed or replaced stays mapped."""
+        """Raises `ConfigError` if a file was written after it had been mapped. One that was removed or replaced stays mapped."""
         for file, noted in self._states.items():
             state = self._state(file)
             is_same_file = state is not None and noted is not None and state[0] == noted[0]
             if is_same_file and state != noted:
-                raise DataError(f"{file} was changed while the run was using it; start again")
+                raise ConfigError(f"{file} was changed while the run was using it; start again")
 
 
 class _TextPart:

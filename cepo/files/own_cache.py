@@ -12,12 +12,13 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from cepo.files.safe_files import irregular_file
 from cepo.files.trees import Tree, is_dict
 
 logger = logging.getLogger(__name__)
@@ -120,11 +121,14 @@ def cached(kind: str, key: str) -> Generator[Path]:
     entry is a temporary one.
     """
     parent = cache_folder(kind)
-    descriptor = os.open(parent / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    lock = parent / f"{key}.lock"
+    _remove_unless(lock, stat.S_ISREG)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        if not _locked(descriptor, parent / f"{key}.lock"):
+        if not _locked(descriptor, lock):
             parent = Path(tempfile.mkdtemp(dir=_temporary_folder()))
         entry = parent / key
+        _remove_unless(entry, stat.S_ISDIR)
         is_complete = _is_as_sealed(entry)
         if not is_complete:
             shutil.rmtree(entry, ignore_errors=True)
@@ -137,6 +141,14 @@ def cached(kind: str, key: str) -> Generator[Path]:
             _seal(entry)
     finally:
         os.close(descriptor)
+
+
+def _remove_unless(place: Path, is_right: Callable[[int], bool]) -> None:
+    """Removes what is no file or folder of this module's, such as a link, which would lead it elsewhere."""
+    with suppress(FileNotFoundError):
+        if not is_right(place.lstat().st_mode):
+            logger.warning("%s is a link or of another kind than this program writes; it is removed", place)
+            place.unlink()
 
 
 def _locked(descriptor: int, file: Path) -> bool:
@@ -176,6 +188,10 @@ def _seal(entry: Path) -> None:
 
 def _is_as_sealed(entry: Path) -> bool:
     """Returns whether an entry is complete, and each of its files as it was. Only files with other times are read."""
+    irregular = irregular_file(entry)
+    if irregular is not None:
+        logger.warning("%s is neither a file nor a folder; what is kept there is made anew", irregular)
+        return False
     try:
         seal: object = json.loads((entry / _SEAL).read_bytes())
         if not is_dict(seal):
