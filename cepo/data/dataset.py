@@ -32,8 +32,8 @@ _REASONS_SHOWN = 10
 class ProblemSet(Sequence[Problem]):
     """Holds the usable rows of one source. Images are decoded on access and never kept.
 
-    `rows` are those of the source as a program made them; by default it is read. Raises `ConfigError` if the source does not exist or
-    lacks a column, and `DataError` if a row is bad or overlong and not to be skipped, or no row is usable.
+    `rows` are those of the source as a program made them; by default it is read. Raises `ConfigError` if the source does
+    not exist or lacks a column, and `DataError` if a row is bad or overlong and not to be skipped, or no row is usable.
     """
 
     def __init__(self, source: str, rules: ProblemRules, processing: Processing, *, rows: Any = None) -> None:

@@ -104,7 +104,10 @@ def folders_beside(data: Path) -> list[Path]:
 def folder_with(values: Iterable[object], image_dir: str | None, folders: Sequence[Path]) -> Path | None:
     """Returns which of the folders has the first of a row's files that `image_dir` does not have; None if none has."""
     for value in values:
-        path = cast("Tree", value).get("path") if isinstance(value, dict) and not cast("Tree", value).get("bytes") else value
+        path = value
+        if isinstance(value, dict):
+            entries = cast("Tree", value)
+            path = None if entries.get("bytes") else entries.get("path")
         if not isinstance(path, str) or len(path) > _LONGEST_PATH or "\0" in path or _holds_file(path):
             continue
         if not os.path.isfile(Path(image_dir or "") / path):

@@ -122,11 +122,11 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 @lru_cache(maxsize=16)
 def _to_srgb(profile: bytes, mode: str) -> Any:
     """Returns the conversion from a colour profile; None if it is sRGB already or, after a warning, cannot be used."""
-    srgb: Any = ImageCms.createProfile("sRGB")
+    srgb: Any = cast("Any", ImageCms).createProfile("sRGB")  # whose result has no type
     try:
         transform = ImageCms.buildTransform(ImageCms.ImageCmsProfile(io.BytesIO(profile)), srgb, mode, "RGB")
     except (ImageCms.PyCMSError, OSError) as error:
-        logger.warning("an image's colour profile cannot be used, and its colours are taken for sRGB: %s", error)
+        _warn_of_profile(str(error))
         return None
     if mode != "RGB":
         return transform
@@ -135,6 +135,12 @@ def _to_srgb(profile: bytes, mode: str) -> Any:
     converted = numpy.asarray(transform.apply(Image.fromarray(colours)))
     largest_change = abs(converted.astype(int) - colours).max()
     return None if largest_change <= _INVISIBLE else transform
+
+
+@lru_cache(maxsize=64)
+def _warn_of_profile(reason: str) -> None:
+    """Warns once per reason, and not once for each of a hundred thousand images."""
+    logger.warning("an image's colour profile cannot be used, and its colours are taken for sRGB: %s", reason)
 
 
 def verify_image(value: object, image_dir: str | None, *, hosts: Collection[str] = ()) -> tuple[int, int]:

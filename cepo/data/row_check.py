@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import mmap
 import os
 import signal
@@ -115,9 +114,14 @@ def checked_rows(check: RowCheck) -> Generator[list[tuple[Sequence[int], Any]]]:
 
 def _most_processes() -> int:
     """Returns how many processes can check rows: one where a process cannot be forked, which would read all rows anew."""
-    from multiprocess import get_start_method  # pyright: ignore[reportMissingTypeStubs]  # of `datasets`
+    return min(MOST_PROCESSES, num_processors()) if _multiprocess().get_start_method() == "fork" else 1
 
-    return min(MOST_PROCESSES, num_processors()) if get_start_method() == "fork" else 1
+
+def _multiprocess() -> Any:
+    """Returns the library that starts the processes of `datasets`, of type Any."""
+    import multiprocess  # pyright: ignore[reportMissingTypeStubs]
+
+    return multiprocess
 
 
 def _key(check: RowCheck, *facts: object) -> str:
@@ -143,7 +147,9 @@ def _checked_part(check: RowCheck, part: range, processes: int) -> Iterator[tupl
     positions, entries = _stale(table)
     if positions:
         numbers = [part[position] for position in positions]
-        logger.info("%s: %d rows are checked again, because files that they name have changed", check.source, len(numbers))
+        logger.info(
+            "%s: %d rows are checked again, because files that they name have changed", check.source, len(numbers)
+        )
         is_kept = not any(entry.startswith(_UNKNOWN) for entry in entries)
         yield numbers, _kept(check, numbers, _key(check, numbers, entries) if is_kept else None, processes)
 
@@ -225,7 +231,9 @@ def _own_environment() -> Generator[None]:
 
 def _check_row(number: int, rank: int | None) -> Tree:
     check = _active
-    assert check is not None, "rows are checked while a check is active, in this process or in one that was forked from it"
+    assert check is not None, (
+        "rows are checked while a check is active, in this process or in one that was forked from it"
+    )
     checked = check.row(number)
     _done[(rank or 0) % MOST_PROCESSES] += 1
     return checked
@@ -293,9 +301,7 @@ def _watched(progress: Progress) -> Generator[None]:
 
 
 def _end_helpers() -> None:
-    from multiprocess import active_children  # pyright: ignore[reportMissingTypeStubs]
-
-    children: Any = active_children()
+    children = _multiprocess().active_children()
     if children:
         logger.warning("no row was checked for %.0f s: the helping processes are ended", LONGEST_SILENCE_SECONDS)
     for child in children:

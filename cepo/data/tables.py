@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast, overload
+from typing import Any, BinaryIO, Protocol, overload
 
 import numpy
 import pyarrow as untyped_pyarrow  # pyright: ignore[reportMissingTypeStubs]
@@ -29,7 +29,7 @@ from cepo.data.text_rows import text_rows
 from cepo.errors import CepoError, ConfigError, DataError, ForeignFileError, unusable_place
 from cepo.files.own_cache import cache_folder, cached, digest_of
 from cepo.files.safe_files import open_regular
-from cepo.files.trees import Tree
+from cepo.files.trees import Tree, is_dict, is_list
 from cepo.terminal.progress import phase
 
 pyarrow: Any = untyped_pyarrow  # it has no type annotations
@@ -254,13 +254,12 @@ def _plain(value: Any, kind: Any, feature: Any) -> Any:
             return None
         narrow = {16: numpy.float16, 32: numpy.float32}.get(kind.bit_width)
         return value if narrow is None else float(str(narrow(value)))
-    if isinstance(value, list) and hasattr(kind, "value_type"):
-        inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-        return [_plain(entry, kind.value_type, inner) for entry in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        fields = feature if isinstance(feature, dict) else {}
-        struct = cast("Tree", value)
-        return {key: _plain(entry, kind.field(key).type, fields.get(key)) for key, entry in struct.items()}
+    if is_list(value) and hasattr(kind, "value_type"):
+        inner = feature[0] if is_list(feature) else getattr(feature, "feature", None)
+        return [_plain(entry, kind.value_type, inner) for entry in value]
+    if is_dict(value):
+        fields = feature if is_dict(feature) else {}
+        return {key: _plain(entry, kind.field(key).type, fields.get(key)) for key, entry in value.items()}
     return value
 
 
@@ -306,7 +305,9 @@ def _digest(file: Path, within: Path | None) -> str:
         if not head:
             raise ConfigError(f"data file {file} is empty (0 bytes); remove it or write it again")
         if head == _LFS:
-            raise ConfigError(f"data file {file} is a pointer of Git LFS to a file that is not here; git lfs pull gets it")
+            raise ConfigError(
+                f"data file {file} is a pointer of Git LFS to a file that is not here; git lfs pull gets it"
+            )
         return digest_of(opened)
 
 

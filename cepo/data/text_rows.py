@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cepo.data.json_text import read_object
-from cepo.data.sources import CSV, JSON
+from cepo.data.sources import CSV, JSON, TSV
 from cepo.errors import ConfigError, DataError
 from cepo.files.safe_files import LARGEST_LINE, open_regular
 from cepo.files.trees import Tree
 
 _BOM = b"\xef\xbb\xbf"
+_DELIMITERS = {CSV: ",", TSV: "\t"}
 _SEPARATORS = re.compile(r"[\s,]*")
 _Record = tuple[int, bytes, str | None]
 """The line where a row begins, from 1, the row as a JSON object, and why it is a bad row."""
@@ -30,7 +31,7 @@ def text_rows(files: Sequence[Path], within: Path | None, kind: str) -> Iterator
         with open_regular(path, within=within) as file:
             if file.read(len(_BOM)) != _BOM:
                 file.seek(0)
-            records = _json_records(path, file) if kind == JSON else _csv_records(path, file, "," if kind == CSV else "\t")
+            records = _json_records(path, file) if kind == JSON else _csv_records(path, file, _DELIMITERS[kind])
             for line, text, fault in records:
                 new_names = [name for name in _names_in(text, fault) if name not in names]
                 names.update(new_names)
@@ -107,7 +108,8 @@ def _csv_records(path: Path, file: BinaryIO, delimiter: str) -> Iterator[_Record
                 fields = next(reader, None)
                 end = fields is None
                 if fields:
-                    yield line, *_csv_row(header, fields)
+                    row, fault = _csv_row(header, fields)
+                    yield line, row, fault
             except csv.Error as error:
                 yield line, b"", _csv_fault(path, line, reader.line_num, error)
     finally:
@@ -118,7 +120,7 @@ def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:
     fault = "names no column"
     names: list[str] = []
     try:
-        fields = next((fields for fields in reader if fields), [])
+        fields: list[str] = next((fields for fields in reader if fields), [])
         names = [name.strip() for name in fields]
         "".join(names).encode()
     except csv.Error as error:

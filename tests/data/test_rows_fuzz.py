@@ -23,13 +23,12 @@ from PIL import Image
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import ProblemSet
-from cepo.data.sources import FORMATS
 from cepo.data.images import load_rgb, verify_image
 from cepo.data.messages import ROLES, read_turns
 from cepo.data.prompts import ContextBuilder
-from cepo.data.tables import read_source
 from cepo.data.row_settings import ProblemRules
-from cepo.data.sources import LocalSource, local_source
+from cepo.data.sources import FORMATS, LocalSource, local_source
+from cepo.data.tables import read_source
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing
 from cepo.models.text_codec import IMAGE_MARK, VIDEO_MARK

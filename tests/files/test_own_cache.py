@@ -69,10 +69,14 @@ def test_a_touched_file_is_read_and_believed(caplog: pytest.LogCaptureFixture) -
 
 
 def test_what_a_killed_process_left_counts_for_nothing() -> None:
-    with pytest.raises(KeyboardInterrupt), cached("rows", KEY) as entry:
-        (entry / "inner").mkdir()
-        (entry / "inner" / "file").write_text("half")
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with cached("rows", KEY) as entry:
+            (entry / "inner").mkdir()
+            (entry / "inner" / "file").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert write("whole").read_text() == "whole"
 
 

@@ -18,8 +18,8 @@ from cepo.config import load_config
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import ContextBuilder, Problem
-from cepo.data.tables import read_source
 from cepo.data.row_settings import ProblemRules
+from cepo.data.tables import read_source
 from cepo.data.training_set import most_visuals, read_training_sets, weighted_indices
 from cepo.errors import ConfigError, DataError
 from cepo.models.interface import Turn
