@@ -40,6 +40,8 @@ def identity_of(source: str, rows: Rows, rules: RowRules, processing: Processing
     processor and chat template, the code of this package that reads rows, and the versions of the libraries. None for
     rows that a program made, or if a file cannot be read.
     """
+    if rows.identity is None:
+        return None
     code = _code_digest()  # not below: an error here would be a fault of this package, not of the data
     try:
         facts: Tree = {
@@ -52,7 +54,7 @@ def identity_of(source: str, rows: Rows, rules: RowRules, processing: Processing
     except (CepoError, OSError) as error:
         logger.info("the results of checking %s are not kept: %s", source, error)
         return None
-    if facts["rows"] is None or facts["processing"] is None:
+    if facts["processing"] is None:
         return None
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

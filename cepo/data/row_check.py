@@ -339,9 +339,12 @@ def _stale(table: Any) -> tuple[list[int], list[str]]:
     with ThreadPoolExecutor(_LOOKING_THREADS) as pool:  # a look at a file on a network takes long
         for entries in pool.map(_present_entries, groups):
             present += entries
-    changed = {old: new for old, new in zip(noted, present, strict=True) if old != new or old.startswith(_UNKNOWN)}
+    changed: dict[str, str] = {}
+    for old, new in zip(noted, present, strict=True):
+        if old != new or old.startswith(_UNKNOWN):
+            changed[old] = new
     if not changed:
         return [], []
     is_changed = pyarrow.compute.is_in(files.flatten(), value_set=pyarrow.array([*changed]))
-    positions = pyarrow.compute.list_parent_indices(files).filter(is_changed).unique()
-    return positions.to_pylist(), sorted(changed.values())
+    rows = pyarrow.compute.list_parent_indices(files)
+    return rows.filter(is_changed).unique().to_pylist(), sorted(changed.values())

@@ -120,7 +120,7 @@ def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:
     fault = "names no column"
     names: list[str] = []
     try:
-        fields: list[str] = next((fields for fields in reader if fields), [])
+        fields = next(filter(None, reader), list[str]())
         names = [name.strip() for name in fields]
         "".join(names).encode()
     except csv.Error as error:

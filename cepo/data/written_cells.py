@@ -45,8 +45,8 @@ def written_messages(prompt: str) -> object:
 def _messages_in(value: object) -> Sequence[object] | None:
     """Returns the messages that a value is: one of them, a list of them, or a mapping such as `{messages: [...]}`."""
     if is_mapping(value) and not _is_message(value):
-        inner = [entry for entry in value.values() if is_list(entry) and any(_is_message(message) for message in entry)]
-        return inner[0] if len(inner) == 1 else None
+        lists = [entry for entry in value.values() if is_list(entry)]
+        return _messages_in(lists[0]) if len(lists) == 1 else None
     messages = cast("Sequence[object]", value) if isinstance(value, list | tuple) else [value]
     return messages if any(_is_message(message) for message in messages) else None
 

@@ -81,7 +81,7 @@ def test_what_a_killed_process_left_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["link to a folder", "link to a file", "pipe"])
-def test_what_stands_in_an_entrys_place_is_named_and_harmed_by_nothing(
+def test_what_stands_in_an_entrys_place_is_named_and_unharmed(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the place of the entry and of its lock."""
