@@ -13,7 +13,6 @@ import yaml
 from cepo.config.loader import load_config
 from cepo.config.path_checks import require_data
 from cepo.config.paths import located_data, split_source, split_sources
-from cepo.data.sources import local_source
 from cepo.data.tables import read_source
 from cepo.errors import ConfigError, DataError
 
