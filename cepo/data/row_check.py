@@ -30,6 +30,7 @@ from cepo.files.own_cache import cached, has_entry
 from cepo.files.safe_files import OpenedFile, noting_opened_files
 from cepo.files.trees import Tree
 from cepo.hardware import num_processors
+from cepo.models.text_codec import encodable
 from cepo.terminal import interrupts
 from cepo.terminal.progress import Progress
 
@@ -78,10 +79,10 @@ class RowCheck:
                 measure = self.reader.measure(self.rows[number])
                 checked |= vars(measure)
             except DataError as error:
-                checked["reason"] = str(error)[:_LONGEST_REASON]
+                checked["reason"] = encodable(str(error)[:_LONGEST_REASON])
             except RecursionError:
                 checked["reason"] = "the row is nested too deeply"
-        checked["files"] = [_entry(file) for file in files]
+        checked["files"] = [encodable(_entry(file)) for file in files]
         return checked
 
 
@@ -171,7 +172,7 @@ def _mapped(check: RowCheck, numbers: Sequence[int], file: Path | None, processe
         "with_rank": True,
         "remove_columns": ["row"],
         "features": library.Features.from_arrow_schema(COLUMNS),
-        "new_fingerprint": "0" * 16,
+        "new_fingerprint": check.identity or "0",
         "keep_in_memory": file is None,
         "cache_file_name": None if file is None else str(file),
         "load_from_cache_file": True,

@@ -276,14 +276,14 @@ def datasets_library() -> Any:
 
 
 def _local_rows(source: str, local: LocalSource) -> Rows:
-    states = [file.stat() for file in local.files]
-    digests = [_digest(file, local.within) for file in local.files]
     kind = format_of(local.files[0])
     assert kind is not None, "the files of a source have known endings"
+    states = [file.stat() for file in local.files]
     parts: list[_Part] = []
     with ExitStack() as stack:
         if sum(status.st_size for status in states) >= _LONG_BYTES:
             stack.enter_context(phase(f"reading {source}", is_brief=True))
+        digests = [_digest(file, local.within) for file in local.files]
         if kind in TEXT_FORMATS:
             parts.append(_text_part(local, kind, digests))
         else:

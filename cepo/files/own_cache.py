@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import os
@@ -16,15 +17,16 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-from cepo.files.safe_files import irregular_file
+from cepo.errors import ForeignFileError
+from cepo.files.safe_files import irregular_file, read_bytes
 from cepo.files.trees import Tree, is_dict
 
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT_SECONDS = 600.0
-"""How long a process waits for another one that makes the same entry; it may have been stopped."""
+"""How long a process waits for another one that makes the same entry and writes nothing; it may have been stopped."""
 UNUSED_DAYS = 60
 """Entries that were not used for so long are removed when another one is made."""
 _SEAL = "seal.json"
@@ -117,15 +119,15 @@ def cached(kind: str, key: str) -> Generator[Path]:
     """Yields the folder of an entry: empty, or with exactly what an earlier process wrote there.
 
     The caller fills an empty one. No other process changes it meanwhile. A file that is not as it was written, and an
-    entry that a killed process left, count for none. After `LONGEST_WAIT_SECONDS` of waiting for another process, the
-    entry is a temporary one.
+    entry that a killed process left, count for none. If another process is waited for that writes nothing for
+    `LONGEST_WAIT_SECONDS`, the entry is a temporary one.
     """
     parent = cache_folder(kind)
     lock = parent / f"{key}.lock"
     _remove_unless(lock, stat.S_ISREG)
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        if not _locked(descriptor, lock):
+        if not _locked(descriptor, lock, parent / key):
             parent = Path(tempfile.mkdtemp(dir=_temporary_folder()))
         entry = parent / key
         _remove_unless(entry, stat.S_ISDIR)
@@ -151,12 +153,17 @@ def _remove_unless(place: Path, is_right: Callable[[int], bool]) -> None:
             place.unlink()
 
 
-def _locked(descriptor: int, file: Path) -> bool:
+def _locked(descriptor: int, file: Path, entry: Path) -> bool:
     """Locks a file as soon as no other process has; returns False, after a warning, if that takes too long or cannot be."""
-    fault = f"another process has locked it for more than {LONGEST_WAIT_SECONDS:.0f} s"
+    fault = f"another process has locked it, and has written nothing for {LONGEST_WAIT_SECONDS:.0f} s"
     until = time.monotonic() + LONGEST_WAIT_SECONDS
+    written = -1
     is_told = False
     while time.monotonic() < until:
+        size = _num_bytes(entry)
+        if size != written:
+            written = size
+            until = time.monotonic() + LONGEST_WAIT_SECONDS
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -170,6 +177,14 @@ def _locked(descriptor: int, file: Path) -> bool:
         time.sleep(_SECONDS_BETWEEN_TRIES)
     logger.warning("%s is not used: %s. This run does the same work itself", file, fault)
     return False
+
+
+def _num_bytes(entry: Path) -> int:
+    total = 0
+    for file in entry.rglob("*"):
+        with suppress(OSError):  # the other process removes it at the same time
+            total += file.lstat().st_size
+    return total
 
 
 def _files(entry: Path) -> list[Path]:
@@ -220,12 +235,36 @@ def digest_of(file: BinaryIO) -> str:
     """Returns the XXH3 digest of a file's content: SHA-256 would take ten seconds for the images of 100,000 rows."""
     import xxhash
 
-    return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()  # pyright: ignore[reportArgumentType]
+    opened: Any = file
+    return hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
 
 
+@cache
 def _remove_unused(parent: Path) -> None:
-    """Removes the entries that were not used for long."""
+    """Removes the entries that were not used for long, once in a process."""
     oldest = time.time() - UNUSED_DAYS * 24 * 3600
     for entry in parent.iterdir():
         if entry.is_dir() and entry.stat().st_mtime < oldest:
             shutil.rmtree(entry, ignore_errors=True)
+
+
+def read_kept(kind: str, key: str, *, largest: int) -> bytes | None:
+    """Returns what `keep` wrote; None if there is nothing, or another content than was written."""
+    folder = cache_folder(kind)
+    try:
+        digest, _, content = read_bytes(folder / key, within=folder, largest=largest).partition(b"\n")
+    except ForeignFileError:  # it does not exist, or is a link or a pipe
+        return None
+    return content if digest == _digest_of_bytes(content) else None
+
+
+def keep(kind: str, key: str, content: bytes) -> None:
+    """Keeps a content in a file of its own, behind its digest, whole or not at all."""
+    folder = cache_folder(kind)
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+        file.write(_digest_of_bytes(content) + b"\n" + content)
+    os.replace(file.name, folder / key)
+
+
+def _digest_of_bytes(content: bytes) -> bytes:
+    return digest_of(io.BytesIO(content)).encode()

@@ -194,10 +194,11 @@ def test_an_address_is_downloaded_once_and_then_kept(server: Server) -> None:
 
 def test_a_download_that_was_changed_is_downloaded_again(server: Server) -> None:
     assert size_at(server, "/image") == (9, 4)
-    (file,) = cache_folder("downloads").glob("*/image")
-    file.write_bytes(SMALL)
-    assert size_at(server, "/image") == (9, 4)
-    assert server.asked == ["/image", "/image"]
+    (file,) = cache_folder("downloads").iterdir()
+    for content in (SMALL, file.read_bytes()[:-1], b""):
+        file.write_bytes(content)
+        assert size_at(server, "/image") == (9, 4)
+    assert server.asked == ["/image"] * 4
 
 
 @pytest.mark.parametrize("hosts", [[], ["http://127.0.0.1"], ["http://example.org"], ["without http"]])

@@ -183,41 +183,52 @@ def test_a_file_system_without_locks_costs_a_warning(
     assert "No locks available. This run does the same work itself" in caplog.text
 
 
-def hold(lock: str, seconds: float) -> None:
-    with open(lock, "wb") as file:
+def hold(lock: Path, seconds: int, *, writes: bool) -> None:
+    """Locks an entry, as a process does that makes it or was stopped meanwhile."""
+    lock.with_suffix("").mkdir()
+    with lock.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         Path(f"{lock}.held").touch()
-        time.sleep(seconds)
+        for number in range(seconds):
+            time.sleep(1)
+            if writes:
+                (lock.with_suffix("") / "file").write_bytes(bytes(number + 1))
 
 
-@pytest.mark.parametrize("seconds", [1.0, 60.0])
+@pytest.mark.parametrize(("seconds", "writes", "is_in_cache"), [(1, False, True), (60, False, False), (5, True, True)])
 def test_another_process_is_waited_for_with_a_word_and_a_limit(
-    seconds: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    seconds: int,
+    writes: bool,
+    is_in_cache: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The limit of three seconds begins anew with each byte that the other one writes."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(own_cache, "LONGEST_WAIT_SECONDS", 3.0)
     lock = own_cache.cache_folder("rows") / f"{KEY}.lock"
-    other = multiprocessing.get_context("fork").Process(target=hold, args=(str(lock), seconds))
+    fork = multiprocessing.get_context("fork")
+    other = fork.Process(target=hold, args=(lock, seconds), kwargs={"writes": writes})
     other.start()
     try:
         while not Path(f"{lock}.held").exists():
             time.sleep(0.01)
         begin = time.monotonic()
         file = write("own")
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 15
     finally:
         other.kill()
         other.join()
     assert f"waiting for another process that does the same work and has locked {lock}" in caplog.text
-    is_in_cache = file.is_relative_to(lock.parent)
-    assert is_in_cache == (seconds < 3)
-    assert (f"{lock} is not used: another process has locked it" in caplog.text) != is_in_cache
+    assert file.is_relative_to(lock.parent) == is_in_cache
+    assert (f"{lock} is not used: another process has locked it, and has written nothing" in caplog.text) != is_in_cache
 
 
 def test_entries_unused_for_long_go_when_another_is_made() -> None:
     old, kept = write(key="old"), write(key="kept")
     for file in (old, kept):
         os.utime(file.parents[1], (1e9, 1e9))
+    own_cache._remove_unused.cache_clear()  # it is done once in a process
     write(key="kept")  # which uses it
     write(key="new")
     assert kept.exists()
