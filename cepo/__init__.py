@@ -17,8 +17,23 @@ if sys.version_info < (3, 11):  # noqa: UP036
     )
     raise SystemExit(2)
 
+
+class _MovedModules:
+    """Asks `cepo.moved` for modules under the names that they had in version 0.4."""
+
+    @staticmethod
+    def find_spec(fullname, path=None, target=None):
+        if not fullname.startswith("cepo.") or fullname == "cepo.moved":
+            return None
+        from cepo.moved import find_moved_module
+
+        return find_moved_module(fullname)
+
+
+sys.meta_path.insert(0, _MovedModules)
+
 _HOMES = {
-    "Callback": "cepo.trainer.protocol",
+    "Callback": "cepo.trainer.callbacks",
     "Evaluation": "cepo.api",
     "Run": "cepo.report.page",
     "RunConfig": "cepo.config",

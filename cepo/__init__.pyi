@@ -7,6 +7,6 @@ from cepo.config import RunConfig as RunConfig
 from cepo.report.page import Run as Run
 from cepo.report.page import open_run as open_run
 from cepo.train import train as train
-from cepo.trainer.protocol import Callback as Callback
+from cepo.trainer.callbacks import Callback as Callback
 
 __version__: str

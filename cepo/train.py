@@ -28,21 +28,19 @@ from cepo.terminal.lines import duration
 from cepo.terminal.progress import live_view, log_to_stderr, phase
 
 if TYPE_CHECKING:
-    from cepo.algorithms import Estimator
     from cepo.config.schema import DataConfig, TrainerConfig
     from cepo.data.dataset import ProblemSet
-    from cepo.data.prompts import ContextBuilder
     from cepo.data.training_set import TrainingProblems
     from cepo.models.interface import ImageSource
     from cepo.models.processing import Processing
     from cepo.report.page import Run
-    from cepo.rewards.pool import RewardPool
     from cepo.run_folder.sinks.tracker import Tracker
+    from cepo.trainer.callbacks import Callback
     from cepo.trainer.loop import Trainer
-    from cepo.trainer.protocol import Backend, Callback
+    from cepo.trainer.protocol import Backend
     from cepo.trainer.run_policy import RunPolicy
+    from cepo.trainer.sampling import RolloutSampler
     from cepo.trainer.validation import Validator
-    from cepo.workers.worker import WorkerSpec
 
 # Not __name__: under `python3 -m cepo.train` it is __main__, and the plan and the resumed state would not be logged.
 logger = logging.getLogger("cepo.train")
@@ -134,19 +132,21 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
     from cepo.report.page import open_run
+    from cepo.trainer.callbacks import CallbackList
 
     if not isinstance(config, RunConfig):  # a name is likely: the other functions of `cepo` take names
         raise ConfigError(
             f"cepo.train takes a configuration, got {config!r}; write cepo.train(cepo.load_config({config!r}))"
         )
+    watchers = CallbackList(callbacks)
     require_one_process()
     with live_view():
         preflight.check_run(config)
-        _train_in_its_folder(config, callbacks)
+        _train_in_its_folder(config, watchers)
     return open_run(config.trainer.run_folder)
 
 
-def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> None:
+def _train_in_its_folder(config: RunConfig, callback: Callback) -> None:
     from cepo.microgeo.world import with_embedded_world
     from cepo.trainer.run_policy import RunFinishedError
 
@@ -158,9 +158,7 @@ def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> No
         while True:
             try:
                 with ExitStack() as stack:
-                    trainer = build_trainer(config, stack, policy)
-                    trainer.callbacks = callbacks
-                    trainer.fit()
+                    build_trainer(config, stack, policy, callback).fit()
                 return
             except RunFinishedError as done:
                 logger.info("%s", done)
@@ -169,9 +167,11 @@ def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> No
                 policy.restart(error)
 
 
-def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None = None) -> Trainer:
+def build_trainer(
+    config: RunConfig, stack: ExitStack, policy: RunPolicy | None = None, callback: Callback | None = None
+) -> Trainer:
     """Builds the trainer, with cheap checks first; `stack` closes its resources, `policy` is that of a trainer before it."""
-    from cepo.algorithms import build_estimator, load_plugin
+    from cepo.algorithms import load_plugin
     from cepo.rewards.pool import RewardPool
 
     data = config.data
@@ -184,12 +184,18 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.data.prompts import ContextBuilder
         from cepo.data.training_set import most_visuals
         from cepo.models.processing import load_processing
+        from cepo.trainer.callbacks import Callback
         from cepo.trainer.loop import Trainer
+        from cepo.trainer.sampling import RolloutSampler
 
-        processing = load_processing(worker.actor.model, chat_template=data.override_chat_template)
+        processing = load_processing(
+            worker.actor.model,
+            chat_template=data.override_chat_template,
+            chat_template_kwargs=data.chat_template_kwargs,
+        )
     for plugin in settings.plugins:
         load_plugin(plugin)
-    estimator = build_estimator(algorithm.adv_estimator, config.methods.get(algorithm.adv_estimator))
+    estimator = config.estimator
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=data.max_prompt_length)
     with phase("reading and checking the problems"):
         problems, held_out = _problem_sets(data, processing, with_solutions="solution" in estimator.reference_sources)
@@ -197,17 +203,13 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, rewards, problems, processing)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
-    facts = _worker_facts(config, estimator, total_steps, most_visuals(problems, held_out))
-    backend = build_backend(config, processing, facts, problems.image_probe())
+    visuals = most_visuals(problems, held_out)
+    backend = build_backend(config, processing, total_steps, visuals, problems.image_probe())
     stack.callback(backend.close)
-    if policy.checkpoint is not None:
-        backend.load(policy.checkpoint)
-        next_step = policy.state.step + 1
-        logger.info("resumed from %s: continues with step %d of %d", policy.checkpoint, next_step, total_steps)
+    _resume(backend, policy, total_steps)
     tracker = _tracker(config, stack, total_steps, policy.begin())
-    validator = None
-    if held_out is not None:
-        validator = _validator(config, held_out, contexts, processing, rewards)
+    sampler = RolloutSampler(worker, algorithm, contexts, processing, rewards)
+    validator = None if held_out is None else _validator(config, held_out, sampler)
     return Trainer(
         data=data,
         algorithm=algorithm,
@@ -218,50 +220,34 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         estimator=estimator,
         contexts=contexts,
         backend=backend,
-        rewards=rewards,
+        sampler=sampler,
         tracker=tracker,
         policy=policy,
         validator=validator,
         total_steps=total_steps,
+        callback=callback or Callback(),
     )
 
 
-def _worker_facts(
-    config: RunConfig, estimator: Estimator, total_steps: int, most_visuals: tuple[int, int]
-) -> WorkerSpec:
-    from cepo.workers.worker import WorkerSpec
-
-    return WorkerSpec(
-        data=config.data,
-        algorithm=config.algorithm,
-        worker=config.worker,
-        trainer=config.trainer,
-        teacher=estimator.teacher,
-        needs_values="values" in estimator.reads,
-        total_steps=total_steps,
-        most_visuals=most_visuals,
-    )
+def _resume(backend: Backend, policy: RunPolicy, total_steps: int) -> None:
+    """Loads the checkpoint that the run resumes from, if there is one."""
+    if policy.checkpoint is None:
+        return
+    backend.load(policy.checkpoint)
+    next_step = policy.state.step + 1
+    logger.info("resumed from %s: continues with step %d of %d", policy.checkpoint, next_step, total_steps)
 
 
-def _validator(
-    config: RunConfig,
-    held_out: ProblemSet,
-    contexts: ContextBuilder,
-    processing: Processing,
-    rewards: RewardPool,
-) -> Validator:
+def _validator(config: RunConfig, held_out: ProblemSet, sampler: RolloutSampler) -> Validator:
+    from cepo.trainer.sampling import validation_settings
     from cepo.trainer.validation import Validator
 
     return Validator(
-        problems=held_out,
+        held_out,
+        sampler,
+        settings=validation_settings(config.worker.rollout, config.data.max_response_length),
         batch_size=config.data.val_batch_size,
-        max_response_length=config.data.max_response_length,
-        algorithm=config.algorithm,
-        worker=config.worker,
         trainer=config.trainer,
-        contexts=contexts,
-        processing=processing,
-        rewards=rewards,
     )
 
 
@@ -292,30 +278,48 @@ def _total_steps(problems: TrainingProblems, data: DataConfig, settings: Trainer
 
 
 def build_backend(
-    config: RunConfig, processing: Processing, facts: WorkerSpec, image_probe: ImageSource | None
+    config: RunConfig,
+    processing: Processing,
+    total_steps: int,
+    most_visuals: tuple[int, int],
+    image_probe: ImageSource | None,
 ) -> Backend:
-    """Builds the backend, on this process's device or on those of a Ray cluster; estimates its memory for GPUs alone."""
+    """Builds the backend, on this process's device or on those of a Ray cluster; estimates its memory for GPUs alone.
+
+    `most_visuals` are the largest numbers of images and of videos in a prompt.
+    """
     import torch
 
     from cepo.rollout.factory import vllm_samples
     from cepo.workers.memory import estimate_memory, require_memory
+    from cepo.workers.worker import WorkerSpec
 
     reserve_memory_in_growing_segments()
+    estimator = config.estimator
+    spec = WorkerSpec.of(
+        config,
+        teacher=estimator.teacher,
+        needs_values="values" in estimator.reads,
+        total_steps=total_steps,
+        most_visuals=most_visuals,
+    )
     under_ray = config.trainer.chosen_launcher == "ray"
     memory = None
     if under_ray or torch.cuda.is_available():
         num_banned = len(processing.banned_token_ids)
-        with_vllm = vllm_samples(facts.generator, processing.family, num_banned=num_banned)
+        with_vllm = vllm_samples(spec.generator, processing.family, num_banned=num_banned)
         memory = estimate_memory(config, with_vllm=with_vllm)
     if under_ray:
+        from cepo.data.row_settings import RowRules
         from cepo.runtime.ray_backend import RayBackend
 
-        return RayBackend(facts, memory, image_probe)
+        rules = RowRules.of(config.data)
+        return RayBackend(config.trainer, spec, row_rules=rules, memory=memory, image_probe=image_probe)
     from cepo.workers.distributed import this_device
     from cepo.workers.worker import Worker
 
-    require_memory(memory, config.worker.rollout, this_device())
-    return Worker(facts.sleep_decided(memory), processing)
+    require_memory(memory, spec.generator, this_device())
+    return Worker(spec.sleep_decided(memory), processing)
 
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:

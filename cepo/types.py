@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from cepo.errors import ConfigError
 from cepo.metrics import Metric, Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
 from cepo.sections.fields import Count, Positive, section
 
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Distillation",
     "DivergenceConfig",
+    "ImageReference",
     "Metric",
     "Metrics",
     "Reference",
     "Rollout",
     "RolloutGroup",
+    "TextReference",
     "TokenBatch",
+    "TokenReference",
     "TokenSignal",
     "fraction",
     "max_value",
@@ -101,32 +105,56 @@ class RolloutGroup:
     solution: str | None = None  # worked, of the dataset
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The difference between a teacher's context and the student's: a text, or a slice of a rollout's tokens.
+    """The difference between a teacher's context and the student's: one of the three classes below."""
 
-    Exactly one of `text`, `token_ids`, `blind` and `masked` is set. `blind` means the student's own prompt without its
-    images and videos. `masked` means that prompt with its images masked, with as many tokens: each patch is blackened
-    with this probability, by a random choice that depends on seed, step and prompt. `max_tokens` limits a text; None
-    leaves the limit to the teacher's settings. A text with None is an answer, which is never cut to fit the prompt limit.
-    `source_index` is the rollout it was taken from, None for the dataset.
+    def __init__(self, **fields: object) -> None:
+        raise ConfigError(
+            f"Reference({', '.join(fields)}) is a base class; write TextReference(text=...), TokenReference(token_ids=...), "
+            "ImageReference() for the prompt without images, or ImageReference(masked=...)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextReference(Reference):
+    """A text that the teacher's template places in its context.
+
+    `max_tokens` limits it. With None it is an answer: it has the limit of the teacher's settings, and is never cut to fit
+    the prompt limit, because the beginning of an answer is another answer.
     """
 
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    source_index: int | None = None
+    text: str
     max_tokens: int | None = None
-    blind: bool = False
-    masked: float | None = None  # the probability, above 0 and at most 1, that a patch is blackened
+    source_index: int | None = None  # the rollout it was taken from, None for the dataset
 
     @property
     def is_answer(self) -> bool:
-        """Whether it is an answer, which is short, and wrong if cut."""
-        return self.text is not None and self.max_tokens is None
+        return self.max_tokens is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenReference(Reference):
+    """A slice of a rollout's tokens, whose text the teacher's template places in its context."""
+
+    token_ids: tuple[int, ...]
+    source_index: int | None = None  # the rollout it was taken from
+
+
+WordedReference = TextReference | TokenReference
+"""A reference that the teacher's template words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageReference(Reference):
+    """The student's own prompt without its images and videos, or with as many tokens of masked images.
+
+    Each patch is blackened with the probability `masked`, above 0 and at most 1, by a random choice that depends on seed,
+    step and prompt. With None the prompt has no images.
+    """
+
+    masked: float | None = None
 
     def __post_init__(self) -> None:
-        is_set = [self.text is not None, self.token_ids is not None, self.blind, self.masked is not None]
-        assert is_set.count(True) == 1, "a reference is a text, tokens, blind, or masked"
         assert self.masked is None or 0 < self.masked <= 1, f"masked is a probability above 0, got {self.masked}"
 
 

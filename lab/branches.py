@@ -28,13 +28,8 @@ from lab.support.machine import machine_record  # noqa: E402
 
 CORE = (
     "algorithms/", "losses/", "config/", "errors.py", "metrics.py", "files/trees.py", "sections/", "types.py",
-    "data/batch.py", "data/contexts.py", "data/dataset.py", "rewards/algebra.py", "rewards/answers.py",
-    "rewards/benchmark.py", "rewards/choices.py", "rewards/comparison.py", "rewards/digits.py", "rewards/extraction.py",
-    "rewards/functions.py", "rewards/moments.py", "rewards/angles.py", "rewards/environments.py",
-    "rewards/magnitude.py", "rewards/math.py", "rewards/numbers.py", "rewards/spelling.py", "rewards/statements.py",
-    "rewards/structures.py", "rewards/tokens.py", "rewards/typesetting.py", "rewards/units.py", "rewards/writing.py",
-    "rewards/brackets.py", "rewards/cursor.py", "rewards/fractions_and_roots.py", "rewards/intervals.py",
-    "rewards/quantities.py", "rewards/reals.py", "rewards/unit_table.py", "rewards/wrappers.py",
+    "data/batch.py", "data/prompts.py", "data/dataset.py", "answers/", "rewards/benchmark.py", "rewards/contract.py",
+    "rewards/math.py",
 )  # fmt: skip
 SETTINGS = """[run]
 branch = true

@@ -20,6 +20,7 @@ G7  seconds of the quickstart, and of a first and a second start with `--rows` r
 from __future__ import annotations
 
 import argparse
+import difflib
 import hashlib
 import json
 import os
@@ -68,10 +69,10 @@ def main() -> int:
         differences = list(_differences(json.loads(kept.read_text()), computed))
         num_different += bool(differences)
         print(f"{name} {'FAIL' if differences else 'PASS'}: {len(computed)} values in {seconds:.0f} s", flush=True)
-        for line in differences[: options.most]:
+        for line in _grouped(differences)[: options.most]:
             print(f"    {line}", flush=True)
-        if len(differences) > options.most:
-            print(f"    and {len(differences) - options.most} more", flush=True)
+        if len(_grouped(differences)) > options.most:
+            print(f"    and {len(_grouped(differences)) - options.most} more", flush=True)
     return 1 if num_different else 0
 
 
@@ -99,7 +100,28 @@ def _differences(frozen: Frozen, computed: Frozen) -> Iterator[str]:
         elif name not in frozen:
             yield f"{name}: new, {_short(computed[name])}"
         elif frozen[name] != computed[name]:
-            yield f"{name}: was {_short(frozen[name])}, is {_short(computed[name])}"
+            yield f"{name}: {_changed(frozen[name], computed[name])}"
+
+
+def _grouped(differences: list[str]) -> list[str]:
+    """Returns each kind of difference once, with the number of values that have it."""
+    names: dict[str, list[str]] = {}
+    for difference in differences:
+        name, _, change = difference.partition(": ")
+        names.setdefault(change, []).append(name)
+    grouped: list[str] = []
+    for change, changed in names.items():
+        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        grouped.append(f"{changed[0]}{others}: {change}")
+    return grouped
+
+
+def _changed(was: object, now: object) -> str:
+    """Returns both values, or of a text's lines those that differ."""
+    if isinstance(was, dict) and isinstance(now, dict) and "text" in was and "text" in now:
+        lines = difflib.unified_diff(was["text"], now["text"], lineterm="", n=0)
+        return " ".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
+    return f"was {_short(was)}, is {_short(now)}"
 
 
 def _short(value: object) -> str:

@@ -28,7 +28,7 @@ from pathlib import Path
 from math_verify import parse, verify
 from rich.console import Console
 
-from cepo.answers.equality import decimal_value
+from cepo.answers import decimal_value
 from cepo.errors import DataError
 from cepo.evaluation.benchmark_names import TITLES
 from cepo.evaluation.published import average

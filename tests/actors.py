@@ -13,7 +13,7 @@ from cepo.config import load_config
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from cepo.workers.distributed import whole_tensor
-from cepo.workers.worker import objective_settings
+from cepo.workers.worker import KlInLoss, objective_settings
 
 
 def build_actor(
@@ -33,7 +33,7 @@ def build_actor(
         Processing(str(folder)),
         temperature=temperature,
         teacher=teacher or TeacherConfig(),
-        objective_settings=objective_settings(config.worker.actor, config.algorithm),
+        objective_settings=objective_settings(config.worker.actor, KlInLoss.of(config.algorithm)),
         with_reference=not config.algorithm.disable_kl,
         total_steps=10,
         seed=1,

@@ -80,8 +80,18 @@ def _what_is_imported_is_never_garbage() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _same_numbers_whatever_ran_before() -> None:
-    """Libraries draw weights without a seed of their own, and which modules share a process differs from run to run."""
+def _modules_seed() -> None:
+    """For what a module's fixtures draw."""
+    _seed_everything()
+
+
+@pytest.fixture(autouse=True)
+def _tests_seed() -> None:
+    """A test draws the same numbers whichever tests ran before it: libraries draw weights without a seed of their own."""
+    _seed_everything()
+
+
+def _seed_everything() -> None:
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)

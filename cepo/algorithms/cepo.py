@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import EvidenceEstimator, register_estimator, statistics
-from cepo.algorithms.evidence import counted_evidence, evidence_signal, unweighted_signal
+from cepo.algorithms import EvidenceEstimator, register_estimator
+from cepo.algorithms.base import BatchField
 from cepo.algorithms.references import positive_references, wrong_reference
 from cepo.algorithms.settings import ContrastiveConfig
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -32,7 +32,11 @@ class Cepo(EvidenceEstimator):
     Config = ContrastiveConfig
     config: ContrastiveConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     views = ("correct", "wrong")
-    reads = ("group_ids",)
+
+    @property
+    def reads(self) -> tuple[BatchField, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The hindsight baseline alone compares a teacher with the student."""
+        return ("group_ids", "old_log_probs") if self.in_hindsight else ("group_ids",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         # Without weights only the baseline reads a teacher.
@@ -59,26 +63,7 @@ class Cepo(EvidenceEstimator):
         """Returns log P_correct and log P_wrong, which are the student's own for rows without a reference."""
         return batch.teacher_log_probs["correct"], batch.teacher_log_probs["wrong"]
 
-    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes A_hat_t; A where no teacher is needed."""
-        mixing = self.mixing(step)  # lambda(k)
-        clip_radius = self.config.weight.clip_radius  # r
-        advantages, values = self.advantages(batch)  # A
-        if not self.needs_teacher(step=step):
-            return unweighted_signal(batch, advantages, mixing=mixing)
+    def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        """Computes equation 5. `weights` has equation 6, and `statistics.mixed_advantages` equation 7."""
         log_correct, log_wrong = self.contrasted(batch)
-        delta = counted_evidence(log_correct - log_wrong, batch, self.config.weight)  # equation 5
-        weight = statistics.evidence_weight(
-            delta, statistics.advantage_sign(advantages), clip_radius=clip_radius
-        )  # equation 6
-        weighted = statistics.mixed_advantages(advantages, weight, mixing=mixing)  # equation 7
-        return evidence_signal(
-            batch,
-            weighted,
-            advantages=advantages,
-            delta=delta,
-            weight=weight,
-            mixing=mixing,
-            clip_radius=clip_radius,
-            values=values,
-        )
+        return log_correct - log_wrong

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import register_estimator, statistics
+from cepo.algorithms import register_estimator
 from cepo.algorithms.cepo import Cepo
-from cepo.algorithms.evidence import counted_evidence, counted_tokens, unweighted_signal
+from cepo.algorithms.evidence import TokenWeights, counted_tokens
 from cepo.algorithms.settings import ContrastiveConfig, MixingConfig, NegativeConfig
 from cepo.metrics import mean_of, mean_value
 from cepo.sections.fields import NotNegative, Share, section
-from cepo.types import TokenBatch, TokenSignal
+from cepo.types import TokenBatch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -61,37 +61,23 @@ class ContrastGate(Cepo):
     def is_weighted(self, step: int) -> bool:
         return self.mixing(step) > 0 and self.config.floor < 1
 
-    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes A_hat_t; A where no teacher is needed."""
-        mixing = self.mixing(step)  # lambda(k)
-        advantages, values = self.advantages(batch)  # A
-        if not self.needs_teacher(step=step):
-            return unweighted_signal(batch, advantages, mixing=mixing)
+    def weights(self, delta: Float[Tensor, "B T"], sign: Float[Tensor, "B _"], batch: TokenBatch) -> TokenWeights:
+        """Returns gate_t, and 1 where a rollout has no evidence."""
         log_correct, log_wrong = self.contrasted(batch)
-        delta = counted_evidence(log_correct - log_wrong, batch, self.config.weight)
-        sign = statistics.advantage_sign(advantages)
-        has_evidence = counted_tokens(batch, self.config.weight) & batch.has_reference["correct"].unsqueeze(1)
         agreement = sign * delta  # above 0 where the contrast has A's sign
         had_alternative = (log_correct.exp() + log_wrong.exp()) / 2 < SURE_PROBABILITY
         noise = self._noise(agreement, had_alternative)
         opens = agreement > self.config.threshold * noise  # (B, T)
+        has_evidence = counted_tokens(batch, self.config.weight) & batch.has_reference["correct"].unsqueeze(1)
         keeps_all = opens | ~has_evidence
         gate = agreement.new_ones(agreement.shape).double().where(keeps_all, self.config.floor)
-
-        gated = statistics.mixed_advantages(advantages, gate, mixing=mixing)
-        mask = batch.response_mask
-        counted = has_evidence & (sign != 0)
-        metrics = statistics.group_metrics(batch)
-        metrics |= statistics.delta_metrics(delta, advantages, mask, batch.correct, mixing=mixing)
-        metrics["evidence/noise"] = mean_value(noise)
-        metrics["evidence/open_fraction"] = mean_of(opens.float(), counted)
-        metrics["evidence/weight_mean"] = mean_of(gate, mask & (sign != 0))
-        diagnostics = {"delta": delta, "weight": gate.to(delta.dtype).where(mask, 0.0)}
-        if values is not None:
-            metrics |= statistics.value_metrics(values, batch)
-            diagnostics["value"] = values
-        in_batch_dtype = gated.to(advantages.dtype).where(mask, 0.0)
-        return TokenSignal(advantages=in_batch_dtype, metrics=metrics, diagnostics=diagnostics)
+        return TokenWeights(
+            values=gate,
+            metrics={
+                "evidence/noise": mean_value(noise),
+                "evidence/open_fraction": mean_of(opens.float(), has_evidence & (sign != 0)),
+            },
+        )
 
     def _noise(self, agreement: Float[Tensor, "B T"], had_alternative: Bool[Tensor, "B T"]) -> float:
         """Returns the robust standard deviation of the contrast, from the tokens at which it contradicts the outcome.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cepo.algorithms import statistics
 from cepo.algorithms.base import GroupRelativeEstimator
 from cepo.algorithms.hindsight import hindsight_advantages
-from cepo.algorithms.settings import EvidenceConfig, MixingConfig, WeightedConfig
-from cepo.metrics import mean_value
+from cepo.algorithms.settings import EvidenceConfig, MixingConfig, PositiveConfig, WeightedConfig
+from cepo.metrics import Metric, Metrics, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -19,14 +20,43 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenWeights:
+    """The factor w_t of each token's advantage, with metrics and further tensors to record, (B, T)."""
+
+    values: Float[Tensor, "B T"]
+    metrics: Metrics = field(default_factory=dict[str, Metric])
+    diagnostics: Mapping[str, Float[Tensor, "B T"]] = field(default_factory=dict[str, "Tensor"])
+
+
 class WeightedEstimator(GroupRelativeEstimator):
     """Base of methods that scale an advantage A, by default GRPO's, token by token: `A_hat_t = A (1 + lambda (w_t - 1))`.
 
-    Each method computes its own evidence and weight in `signal`. Guarantees: `sign(A_hat_t) = sign(A)` and
+    A method writes its `evidence` delta_t, and `weights` if its w_t is not `clip(exp(sign(A) delta_t), 1 - r, 1 + r)`,
+    with r from `weight.clip_radius`. Guarantees of this weight: `sign(A_hat_t) = sign(A)` and
     `|A_hat_t - A| <= lambda r |A|`. Degenerate cases, each exactly A: lambda = 0 (no teacher is used), r = 0, delta_t = 0.
     """
 
     config: WeightedConfig
+
+    def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        """Returns delta_t; what it has on padding does not matter."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither `evidence` nor `signal`")
+
+    def weights(self, delta: Float[Tensor, "B T"], sign: Float[Tensor, "B _"], batch: TokenBatch) -> TokenWeights:
+        """Computes w_t from delta_t, which is 0 where it does not count, and the sign of A."""
+        clip_radius = self.config.weight.clip_radius
+        weight = statistics.evidence_weight(delta, sign, clip_radius=clip_radius)
+        clipped_at = statistics.clipping(delta, sign, clip_radius=clip_radius)
+        counted = batch.response_mask & (sign != 0)
+        return TokenWeights(
+            values=weight,
+            metrics={
+                "evidence/clip_low_rate": mean_of((clipped_at < 0).float(), counted),
+                "evidence/clip_high_rate": mean_of((clipped_at > 0).float(), counted),
+            },
+            diagnostics={"raw_weight": (sign * delta).exp(), "clipping": clipped_at},
+        )
 
     def mixing(self, step: int) -> float:
         """Returns lambda at the 0-based step: see `scheduled_mixing`."""
@@ -44,6 +74,34 @@ class WeightedEstimator(GroupRelativeEstimator):
         advantages = statistics.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
         return advantages.unsqueeze(1), None
 
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """Computes A_hat_t; A where no teacher is needed."""
+        mask = batch.response_mask
+        mixing = self.mixing(step)  # lambda(k)
+        advantages, values = self.advantages(batch)  # A, V_t
+        metrics = statistics.group_metrics(batch)
+        if not self.needs_teacher(step=step):
+            plain = statistics.over_response(advantages.squeeze(1), mask)
+            return TokenSignal(advantages=plain, metrics=metrics | {"evidence/lambda": mean_value(mixing)})
+        counted = counted_tokens(batch, self.config.weight)
+        delta = self.evidence(batch).detach().where(counted, 0.0)
+        sign = statistics.advantage_sign(advantages)
+        weights = self.weights(delta, sign, batch)
+        weighted = statistics.mixed_advantages(advantages, weights.values, mixing=mixing)
+
+        metrics |= statistics.delta_metrics(delta, advantages, mask, batch.correct, mixing=mixing)
+        metrics["evidence/weight_mean"] = mean_of(weights.values, mask & (sign != 0))
+        metrics |= weights.metrics
+        diagnostics = {"delta": delta, "weight": weights.values.to(delta.dtype)} | dict(weights.diagnostics)
+        if values is not None:
+            metrics |= statistics.value_metrics(values, batch)
+            diagnostics["value"] = values
+        return TokenSignal(
+            advantages=weighted.to(advantages.dtype).where(mask, 0.0),
+            metrics=metrics,
+            diagnostics={name: tensor.where(mask, 0.0) for name, tensor in diagnostics.items()},
+        )
+
 
 def scheduled_mixing(step: int, weight: MixingConfig) -> float:
     """Returns `lambda(k) = lambda_init max(0, 1 - k / lambda_decay_steps)`, or constantly `lambda_init`.
@@ -58,15 +116,10 @@ def scheduled_mixing(step: int, weight: MixingConfig) -> float:
     return weight.lambda_init * max(0.0, 1.0 - after_warmup / weight.lambda_decay_steps)
 
 
-def counted_evidence(delta: Float[Tensor, "B T"], batch: TokenBatch, weight: MixingConfig) -> Float[Tensor, "B T"]:
-    """Returns delta without gradient, and 0 where it does not count: see `counted_tokens`."""
-    return delta.detach().where(counted_tokens(batch, weight), 0.0)
-
-
 def counted_tokens(batch: TokenBatch, weight: MixingConfig) -> Bool[Tensor, "B T"]:
-    """Returns where evidence counts.
+    """Returns the response tokens at which evidence counts.
 
-    It does not count on padding and, with `mixed_groups_only`, in groups that are all right or all wrong.
+    With `mixed_groups_only` it does not in groups that are all right or all wrong.
     """
     if not weight.mixed_groups_only:
         return batch.response_mask
@@ -94,44 +147,6 @@ def log_mean_probability(batch: TokenBatch, views: Sequence[str]) -> Float[Tenso
     return log_mean.where(has_any_reference, log_student)
 
 
-def unweighted_signal(batch: TokenBatch, advantages: Float[Tensor, "B 1"], *, mixing: float) -> TokenSignal:
-    """Returns the signal of a step without teachers: A at every token."""
-    metrics = statistics.group_metrics(batch)
-    plain = statistics.over_response(advantages.squeeze(1), batch.response_mask)
-    return TokenSignal(advantages=plain, metrics=metrics | {"evidence/lambda": mean_value(mixing)})
-
-
-def evidence_signal(
-    batch: TokenBatch,
-    weighted: Float[Tensor, "B T"],
-    *,
-    advantages: Float[Tensor, "B _"],
-    delta: Float[Tensor, "B T"],
-    weight: Float[Tensor, "B T"],
-    mixing: float,
-    clip_radius: float,
-    values: Float[Tensor, "B T"] | None = None,
-) -> TokenSignal:
-    """Returns the `weighted` advantages, 0 on padding, with metrics of what they come from and what to record."""
-    mask = batch.response_mask
-    sign = statistics.advantage_sign(advantages)
-    metrics = statistics.group_metrics(batch)
-    metrics |= statistics.evidence_metrics(
-        delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=clip_radius
-    )
-    diagnostics = {
-        "delta": delta,
-        "raw_weight": (sign * delta).exp().where(mask, 0.0),
-        "weight": weight.to(delta.dtype).where(mask, 0.0),
-        "clipping": statistics.clipping(delta, sign, clip_radius=clip_radius).where(mask, 0.0),
-    }
-    if values is not None:
-        metrics |= statistics.value_metrics(values, batch)
-        diagnostics["value"] = values
-    in_batch_dtype = weighted.to(advantages.dtype).where(mask, 0.0)
-    return TokenSignal(advantages=in_batch_dtype, metrics=metrics, diagnostics=diagnostics)
-
-
 class EvidenceEstimator(WeightedEstimator):
     """Base of methods that weight GRPO's advantage, or that over the hindsight baseline, by evidence from answers.
 
@@ -140,14 +155,17 @@ class EvidenceEstimator(WeightedEstimator):
 
     config: EvidenceConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, config: object) -> None:
-        super().__init__(config)
-        self.positive = self.config.positive
-        self.in_hindsight = self.config.advantage.baseline == "hindsight"
+    @property
+    def in_hindsight(self) -> bool:
+        """Whether the baseline is that of `hindsight`."""
+        return self.config.advantage.baseline == "hindsight"
+
+    @property
+    def positive(self) -> PositiveConfig:
+        """The settings of the right side. A baseline must not know how the response ends."""
         if self.in_hindsight:
-            self.reads = ("group_ids", "old_log_probs")
-            # A baseline must not know how the response ends.
-            self.positive = dataclasses.replace(self.positive, exclude_self=True)
+            return dataclasses.replace(self.config.positive, exclude_self=True)
+        return self.config.positive
 
     def needs_teacher(self, *, step: int) -> bool:
         return self.in_hindsight or self.is_weighted(step)

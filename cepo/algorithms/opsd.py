@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cepo.algorithms import Estimator, register_estimator, statistics
+from cepo.algorithms.base import BatchField
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, GroupConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import fraction, mean_of
@@ -39,12 +40,13 @@ class Opsd(Estimator):
     views = ("correct",)
     distilled_view = "correct"
 
-    def __init__(self, config: object) -> None:
-        super().__init__(config)
+    @property
+    def reads(self) -> tuple[BatchField, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         compares_rollouts = self.config.distillation.policy_weight > 0
         shows_peers = self.config.positive.source.startswith("peer_")
         if compares_rollouts or shows_peers:
-            self.reads = ("group_ids", "old_log_probs")
+            return ("group_ids", "old_log_probs")
+        return ("old_log_probs",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         return {"correct": positive_references(group, self.config.positive)}

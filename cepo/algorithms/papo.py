@@ -12,7 +12,7 @@ from cepo.algorithms.settings import GroupConfig
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import mean_of
 from cepo.sections.fields import NotNegative, section
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import ImageReference, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
@@ -53,7 +53,7 @@ class Papo(Estimator):
     reads = ("group_ids", "old_log_probs")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        return {"masked": [Reference(masked=self.config.mask_probability)] * len(group.rollouts)}
+        return {"masked": [ImageReference(masked=self.config.mask_probability)] * len(group.rollouts)}
 
     def needs_teacher(self, *, step: int) -> bool:
         return self.config.perception_weight > 0

@@ -13,7 +13,7 @@ from cepo.algorithms.settings import GroupConfig
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import mean_of
 from cepo.sections.fields import NotNegative, section
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import ImageReference, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -49,7 +49,7 @@ class Pgpo(GroupRelativeEstimator):
     views = ("blind",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        return {"blind": [Reference(blind=True)] * len(group.rollouts)}
+        return {"blind": [ImageReference()] * len(group.rollouts)}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         mask = batch.response_mask

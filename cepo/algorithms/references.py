@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource
 from cepo.errors import ConfigError
-from cepo.types import Reference, Rollout, RolloutGroup
+from cepo.types import Reference, Rollout, RolloutGroup, TextReference, TokenReference, WordedReference
 
 
 def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Reference | None]:
@@ -35,7 +35,7 @@ def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Ref
 def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | None:
     """Returns the wrong answer for the whole group; None if no wrong rollout provides one, and `fallback` applies."""
     if config.source == "ground_truth":
-        return Reference(text=group.ground_truth)
+        return TextReference(text=group.ground_truth)
     candidates = _strict_or_usable(group, config)
     if not candidates:
         return None
@@ -43,32 +43,41 @@ def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | 
     return _from_peer(preferred, config.source, config.num_tokens)
 
 
-def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -> list[list[Reference]]:
+def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -> list[list[WordedReference]]:
     """Returns for each rollout up to `number` different wrong references from others, the preferred first.
 
     With `strict_lowest` they come from the `number` other wrong rollouts with the lowest rewards, or those of them that
     have what is to be shown.
     """
     if config.source == "ground_truth":
-        same_for_all = [Reference(text=group.ground_truth)]
+        same_for_all: list[WordedReference] = [TextReference(text=group.ground_truth)]
         return [same_for_all[:number]] * len(group.rollouts)
     candidates = _strict_or_usable(group, config)
     ranked = _ranked(group, candidates, config)
-    references: list[list[Reference]] = []
+    references: list[list[WordedReference]] = []
     for rollout in group.rollouts:
         peers = [peer for peer in ranked if peer.index != rollout.index]
         if config.strict_lowest:
             peers = peers[:number]
-        by_content: dict[object, Reference] = {}
+        by_content: dict[object, WordedReference] = {}
         for peer in peers:
             reference = _from_peer(peer, config.source, config.num_tokens)
             if reference is None:
                 continue
             # Answers of equal value count once; the first peer's spelling is shown.
-            content = reference.token_ids or peer.answer_value or reference.text
+            content: object = peer.answer_value
+            if isinstance(reference, TokenReference):
+                content = reference.token_ids
+            elif content is None:
+                content = reference.text
             by_content.setdefault(content, reference)
         references.append(list(by_content.values())[:number])
     return references
+
+
+def wrong_views(number: int) -> tuple[str, ...]:
+    """Returns the names of the views that read one wrong reference each."""
+    return tuple(f"wrong_{index}" for index in range(1, number + 1))
 
 
 def in_views(references: Sequence[Sequence[Reference]], views: Sequence[str]) -> dict[str, list[Reference | None]]:
@@ -109,8 +118,8 @@ def _of_dataset(group: RolloutGroup, config: PositiveConfig) -> Reference:
             f"column of solutions, or choose another source: {', '.join(get_args(ReferenceSource))}"
         )
     if config.source == "ground_truth" or group.solution is None:
-        return Reference(text=group.ground_truth)
-    return Reference(text=group.solution, max_tokens=config.num_tokens)
+        return TextReference(text=group.ground_truth)
+    return TextReference(text=group.solution, max_tokens=config.num_tokens)
 
 
 def _right_peers(group: RolloutGroup, config: PositiveConfig) -> list[Rollout]:
@@ -161,16 +170,17 @@ def _has_source(rollout: Rollout, source: str) -> bool:
     return len(rollout.response_ids) > 0
 
 
-def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> Reference | None:
+def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> WordedReference | None:
     """Returns what `source` takes of a rollout; None if it has none, which happens with `strict_lowest` alone."""
     if not _has_source(rollout, source):
         return None
     if source == "peer_answer":
-        return Reference(text=rollout.answer, source_index=rollout.index)
+        assert rollout.answer is not None, "_has_source has asked"
+        return TextReference(text=rollout.answer, source_index=rollout.index)
     tokens: Any = rollout.response_ids  # torch leaves the type of tolist open
     if source == "peer_prefix":
         tokens = tokens[:num_tokens]
     elif source == "peer_suffix":
         tokens = tokens[-num_tokens:]
     token_ids: list[int] = tokens.tolist()
-    return Reference(token_ids=tuple(token_ids), source_index=rollout.index)
+    return TokenReference(token_ids=tuple(token_ids), source_index=rollout.index)

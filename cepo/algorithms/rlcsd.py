@@ -10,7 +10,7 @@ from pydantic import Field
 from cepo.algorithms import register_estimator
 from cepo.algorithms.cepo import Cepo
 from cepo.algorithms.evidence import log_mean_probability
-from cepo.algorithms.references import in_views, positive_references, wrong_references
+from cepo.algorithms.references import in_views, positive_references, wrong_references, wrong_views
 from cepo.algorithms.settings import ContrastiveConfig
 from cepo.sections.fields import section
 from cepo.types import Reference, RolloutGroup, TokenBatch
@@ -37,14 +37,13 @@ class Rlcsd(Cepo):
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, config: object) -> None:
-        super().__init__(config)
-        self._wrong_views = tuple(f"wrong_{number}" for number in range(1, self.config.num_wrong + 1))
-        self.views = ("correct", *self._wrong_views)
+    @property
+    def views(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return ("correct", *wrong_views(self.config.num_wrong))
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         number = self.config.num_wrong if self.is_weighted(group.step) else 0
-        wrong = in_views(wrong_references(group, self.config.negative, number), self._wrong_views)
+        wrong = in_views(wrong_references(group, self.config.negative, number), self.views[1:])
         return {"correct": positive_references(group, self.positive), **wrong}
 
     def contrasted(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
@@ -52,4 +51,4 @@ class Rlcsd(Cepo):
 
         The student takes their place if the row has none.
         """
-        return batch.teacher_log_probs["correct"], log_mean_probability(batch, self._wrong_views)
+        return batch.teacher_log_probs["correct"], log_mean_probability(batch, self.views[1:])

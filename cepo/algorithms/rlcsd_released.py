@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms import GroupRelativeEstimator, register_estimator, statistics
 from cepo.algorithms.evidence import log_mean_probability
-from cepo.algorithms.references import in_views, positive_references, wrong_references
+from cepo.algorithms.references import in_views, positive_references, wrong_references, wrong_views
 from cepo.algorithms.settings import GroupConfig, NegativeConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import mean_of
 from cepo.sections.fields import Count, NotNegative, Positive, section
@@ -54,16 +54,15 @@ class RlcsdReleased(GroupRelativeEstimator):
 
     config: Config
 
-    def __init__(self, config: object) -> None:
-        super().__init__(config)
-        self._wrong_views = tuple(f"wrong_{number}" for number in range(1, self.config.num_wrong + 1))
-        self.views = ("correct", *self._wrong_views)
+    @property
+    def views(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return ("correct", *wrong_views(self.config.num_wrong))
 
     reads = ("group_ids",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         wrong = wrong_references(group, self.config.negative, self.config.num_wrong)
-        return {"correct": positive_references(group, self.config.positive), **in_views(wrong, self._wrong_views)}
+        return {"correct": positive_references(group, self.config.positive), **in_views(wrong, self.views[1:])}
 
     def settled(self, shown: Mapping[str, Bool[Tensor, " B"]]) -> Mapping[str, Bool[Tensor, " B"]]:
         """Keeps only references of rollouts that have both sides."""
@@ -85,7 +84,7 @@ class RlcsdReleased(GroupRelativeEstimator):
         learns = self.live_rows(batch.rewards, batch.group_ids, batch.has_reference)  # (B,)
         counted = mask & learns.unsqueeze(1)
         log_correct = batch.teacher_log_probs["correct"]
-        log_wrong = log_mean_probability(batch, self._wrong_views)
+        log_wrong = log_mean_probability(batch, self.views[1:])
         evidence = (log_correct - log_wrong).detach().where(counted, 0.0)  # e_t
         residual = config.strength * (evidence / config.temperature).tanh()
         residual = residual.clamp(-config.bound, config.bound)  # r_t
@@ -112,6 +111,6 @@ class RlcsdReleased(GroupRelativeEstimator):
     def _has_both_sides(self, has_reference: Mapping[str, Bool[Tensor, " B"]]) -> Bool[Tensor, " B"]:
         """Returns which rollouts have a right reference and a wrong one."""
         has_wrong = has_reference["correct"].new_zeros(has_reference["correct"].shape)
-        for view in self._wrong_views:
+        for view in self.views[1:]:
             has_wrong = has_wrong | has_reference[view]
         return has_reference["correct"] & has_wrong

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from cepo.algorithms import EvidenceEstimator, register_estimator, statistics
-from cepo.algorithms.evidence import counted_evidence, evidence_signal, unweighted_signal
+from cepo.algorithms import EvidenceEstimator, register_estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import EvidenceConfig
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import Reference, RolloutGroup, TokenBatch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
 
 
 @register_estimator("rlsd")
@@ -28,24 +32,5 @@ class Rlsd(EvidenceEstimator):
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         return {"correct": positive_references(group, self.positive)}
 
-    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes A_hat_t; A where no teacher is needed."""
-        mixing = self.mixing(step)  # lambda(k)
-        clip_radius = self.config.weight.clip_radius  # r
-        advantages, values = self.advantages(batch)  # A
-        if not self.needs_teacher(step=step):
-            return unweighted_signal(batch, advantages, mixing=mixing)
-        evidence = batch.teacher_log_probs["correct"] - batch.old_log_probs
-        delta = counted_evidence(evidence, batch, self.config.weight)
-        weight = statistics.evidence_weight(delta, statistics.advantage_sign(advantages), clip_radius=clip_radius)
-        weighted = statistics.mixed_advantages(advantages, weight, mixing=mixing)
-        return evidence_signal(
-            batch,
-            weighted,
-            advantages=advantages,
-            delta=delta,
-            weight=weight,
-            mixing=mixing,
-            clip_radius=clip_radius,
-            values=values,
-        )
+    def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        return batch.teacher_log_probs["correct"] - batch.old_log_probs

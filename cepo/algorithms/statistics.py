@@ -270,29 +270,6 @@ def delta_metrics(
     }
 
 
-def evidence_metrics(
-    delta: Float[Tensor, "B T"],
-    advantages: Float[Tensor, " B"] | Float[Tensor, "B _"],
-    response_mask: Bool[Tensor, "B T"],
-    correct: Bool[Tensor, " B"],
-    *,
-    mixing: float,
-    clip_radius: float,
-) -> Metrics:
-    """Returns `delta_metrics`, and those of the weights, over response tokens with A != 0.
-
-    Clip rates count tokens whose raw weight is outside [1 - r, 1 + r].
-    """
-    sign = advantage_sign(advantages).reshape(len(delta), -1)
-    counted = response_mask & (sign != 0)
-    clipped_at = clipping(delta, sign, clip_radius=clip_radius)
-    metrics = delta_metrics(delta, advantages, response_mask, correct, mixing=mixing)
-    metrics["evidence/clip_low_rate"] = mean_of((clipped_at < 0).float(), counted)
-    metrics["evidence/clip_high_rate"] = mean_of((clipped_at > 0).float(), counted)
-    metrics["evidence/weight_mean"] = mean_of(evidence_weight(delta, sign, clip_radius=clip_radius), counted)
-    return metrics
-
-
 def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:
     """Returns the baseline's mean value over the tokens of right rollouts, and of wrong ones."""
     is_right = batch.correct.unsqueeze(1)

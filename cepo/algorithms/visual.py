@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from cepo.algorithms import WeightedEstimator, register_estimator, statistics
-from cepo.algorithms.evidence import counted_evidence, evidence_signal, unweighted_signal
+from cepo.algorithms import WeightedEstimator, register_estimator
 from cepo.algorithms.settings import WeightedConfig
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import ImageReference, Reference, RolloutGroup, TokenBatch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
 
 
 @register_estimator("visual")
@@ -27,26 +31,7 @@ class Visual(WeightedEstimator):
     views = ("blind",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        return {"blind": [Reference(blind=True)] * len(group.rollouts)}
+        return {"blind": [ImageReference()] * len(group.rollouts)}
 
-    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes A_hat_t; A where no teacher is needed."""
-        mixing = self.mixing(step)  # lambda(k)
-        clip_radius = self.config.weight.clip_radius  # r
-        advantages, values = self.advantages(batch)  # A
-        if not self.needs_teacher(step=step):
-            return unweighted_signal(batch, advantages, mixing=mixing)
-        evidence = batch.old_log_probs - batch.teacher_log_probs["blind"]
-        delta = counted_evidence(evidence, batch, self.config.weight)
-        weight = statistics.evidence_weight(delta, statistics.advantage_sign(advantages), clip_radius=clip_radius)
-        weighted = statistics.mixed_advantages(advantages, weight, mixing=mixing)
-        return evidence_signal(
-            batch,
-            weighted,
-            advantages=advantages,
-            delta=delta,
-            weight=weight,
-            mixing=mixing,
-            clip_radius=clip_radius,
-            values=values,
-        )
+    def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        return batch.old_log_probs - batch.teacher_log_probs["blind"]

@@ -12,7 +12,7 @@ from cepo.algorithms.settings import GroupConfig
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import mean_of
 from cepo.sections.fields import NotNegative, Share, section
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import ImageReference, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -53,7 +53,7 @@ class Vppo(GroupRelativeEstimator):
     views = ("masked",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        return {"masked": [Reference(masked=self.config.mask_probability)] * len(group.rollouts)}
+        return {"masked": [ImageReference(masked=self.config.mask_probability)] * len(group.rollouts)}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         config = self.config

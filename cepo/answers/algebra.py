@@ -1,8 +1,9 @@
-"""Compares algebra: math-verify reads it, and two expressions are equal if their values are at three points."""
+"""Algebra: math-verify reads it, and two expressions are equal if their values are at three points."""
 
 from __future__ import annotations
 
 import logging
+import re
 from functools import lru_cache
 from typing import Any
 from zlib import crc32
@@ -13,10 +14,13 @@ from math_verify import LatexExtractionConfig, parse, verify  # pyright: ignore[
 from sympy.core.relational import Relational  # pyright: ignore[reportMissingTypeStubs]
 from sympy.logic.boolalg import Boolean  # pyright: ignore[reportMissingTypeStubs]
 
-from cepo.answers.magnitude import is_too_costly
+from cepo.answers.exact_numbers import Real, from_digits
 
 for _name in ("math_verify.parser", "math_verify.grader"):  # each call warns that its timeout is disabled
     logging.getLogger(_name).setLevel(logging.ERROR)
+
+LONGEST_EXPRESSION = 200
+"""The number of characters up to which an expression is computed or compared as algebra."""
 
 _CONFIG = LatexExtractionConfig(
     boxed_match_priority=0,
@@ -30,7 +34,19 @@ _POINTS = 3
 _LEAST_POINTS = 2
 """At how many points two expressions are equal if they have no real value at the others."""
 _DIGITS = 30
+_DIGITS_OF_CONSTANTS = 60
 _TOLERANCE = sympy.Float("1e-12", 15)
+
+
+@lru_cache(maxsize=4096)
+def constant_value(text: str) -> Real | None:
+    """Returns the value of a text in normal form if it is an expression without variables and real, else None."""
+    expression = _expression(text)
+    if not isinstance(expression, sympy.Expr) or expression.free_symbols:
+        return None
+    value = expression.evalf(_DIGITS_OF_CONSTANTS)  # pyright: ignore[reportUnknownMemberType]
+    is_real = value.is_real and value.is_number and value.is_finite
+    return from_digits(str(value)) if is_real else None
 
 
 @lru_cache(maxsize=4096)
@@ -130,20 +146,18 @@ def _equal_at(first: Any, second: Any, number: int) -> bool | None:
         return None
     if abs(first_value - second_value) <= _TOLERANCE * max(abs(first_value), abs(second_value)):
         return True
-    symbols = first.free_symbols | second.free_symbols
-    has_imaginary_unit = any(str(symbol) == "i" for symbol in symbols)
+    has_symbols = bool(first.free_symbols | second.free_symbols)
     are_real = first_value.is_real and second_value.is_real
-    if symbols and not has_imaginary_unit and not are_real:
+    if has_symbols and not are_real:
         return None  # log x + log y and log xy are equal where they are real
     return False
 
 
 def _value_at(expression: Any, number: int) -> Any:
-    """Returns the value of an expression at a point, or None if it is not finite; the symbol i is the imaginary unit."""
+    """Returns the value of an expression at a point, or None if it is not finite."""
     point: dict[Any, Any] = {}
     for symbol in expression.free_symbols:
-        name = str(symbol)
-        point[symbol] = sympy.I if name == "i" else _coordinate(name, number)  # pyright: ignore[reportUnknownMemberType]
+        point[symbol] = _coordinate(str(symbol), number)
     value = expression.subs(point).evalf(_DIGITS)
     return value if value.is_number and value.is_finite else None
 
@@ -154,3 +168,78 @@ def _coordinate(name: str, number: int) -> Any:
     # Not a fraction: sympy would factor its powers' bases, which may take minutes.
     magnitude = sympy.Float(hashed, 2 * _DIGITS) / 1009
     return -magnitude if number % 2 else magnitude
+
+
+_DEEPEST_NESTING = 8
+_MOST_SEPARATORS = 16
+_LARGEST_EXPONENT = 10_000
+_LARGEST_POWER_OF_BRACKETS = 100
+_LARGEST_NUMBER_IN_A_TOWER = 3
+_DEPTH_CHANGES = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+_SEPARATOR = re.compile(r"[,;|&]")
+_NEVER_READ = re.compile(r"!|\\(?:begin|i+nt|oint|sum|prod|lim|binom|exp)(?![A-Za-z])")
+_POWER = re.compile(r"(?P<bracket>[)\]}]?)\s*\^")
+_NUMBER = re.compile(r"\d*\.\d+|\d+")
+_ATOM = re.compile(r"\\[A-Za-z]+|\d*\.\d+|\d+|.", re.DOTALL)
+
+
+def is_nested_too_deep(text: str) -> bool:
+    """Returns whether brackets are nested more than 8 deep."""
+    depth = 0
+    for character in text:
+        depth += _DEPTH_CHANGES.get(character, 0)
+        if depth > _DEEPEST_NESTING:
+            return True
+    return False
+
+
+def is_too_costly(text: str) -> bool:
+    """Returns whether math-verify might take minutes to read or to compare a text, or misread it.
+
+    These texts have more than 200 characters, brackets nested more than 8 deep, more than 16 separators, factorials,
+    exponential functions, integrals, sums, limits, matrices, or a large power: an exponent whose numbers have a product
+    above 10,000, above 100 behind brackets, or an exponent with a power of its own and a number above 3 (`9^{9^9}`).
+    """
+    if len(text) > LONGEST_EXPRESSION or is_nested_too_deep(text):
+        return True
+    if len(_SEPARATOR.findall(text)) > _MOST_SEPARATORS or _NEVER_READ.search(text):
+        return True
+    return any(_is_large_power(text, match) for match in _POWER.finditer(text))
+
+
+def _is_large_power(text: str, match: re.Match[str]) -> bool:
+    """Returns whether the exponent behind a power sign makes a number too large."""
+    exponent = _exponent_at(text, match.end())
+    numbers = [float(number) for number in _NUMBER.findall(exponent)]
+    if "^" in exponent:
+        num_levels = exponent.count("^")
+        return num_levels > 1 or max(numbers, default=0.0) > _LARGEST_NUMBER_IN_A_TOWER
+    product = 1.0
+    for number in numbers:
+        product *= max(number, 1.0)
+    return product > (_LARGEST_POWER_OF_BRACKETS if match["bracket"] else _LARGEST_EXPONENT)
+
+
+def _exponent_at(text: str, start: int) -> str:
+    """Returns the exponent that begins at `start`, with its own exponent: what stands in brackets, or one atom."""
+    remaining = text[start:].lstrip()
+    end = _end_of_brackets(remaining)
+    if end == 0:
+        atom = _ATOM.match(remaining)
+        end = atom.end() if atom is not None else 0
+    behind = remaining[end:].lstrip()
+    if behind.startswith("^"):
+        return remaining[:end] + "^" + _exponent_at(behind, 1)
+    return remaining[:end]
+
+
+def _end_of_brackets(text: str) -> int:
+    """Returns the place behind the brackets with which a text begins; 0 if it begins with none."""
+    if not text.startswith(("{", "(")):
+        return 0
+    depth = 0
+    for place, character in enumerate(text):
+        depth += _DEPTH_CHANGES.get(character, 0)
+        if depth == 0:
+            return place + 1
+    return len(text)

@@ -1,4 +1,4 @@
-"""Reads which options of a multiple-choice question an answer names."""
+"""Options of a multiple-choice question that an answer names."""
 
 from __future__ import annotations
 
@@ -6,75 +6,114 @@ import re
 import string
 from collections.abc import Sequence
 
-from cepo.answers.lexer import plain_characters
-from cepo.answers.statements import LONGEST_ANSWER, read_statement
+from cepo.answers.characters import plain_characters
+from cepo.answers.statements import LONGEST_ANSWER, folded, read_statement
 
 LETTERS = string.ascii_uppercase[:10]
 """The option letters A to J; no benchmark offers more options."""
 
-_LEAD = re.compile(
-    r"^(?:the\s+)?(?:(?:final|correct|right|best)\s+)*(?:answer|option|choice)s?\s*(?:is|are|:|=)?\s*:?\s*",
-    re.IGNORECASE,
+_LEADS = (
+    re.compile(
+        r"^(?:the\s+)?(?:(?:final|correct|right|best)\s+)*(?:answer|option|choice|letter)s?\s*(?:is|are|:|=)?\s*:?\s*",
+        re.IGNORECASE,
+    ),
+    re.compile(
+        r"^(?:i\s+(?:think|believe)\s+)?(?:it|this|that)(?:\s+(?:is|must\s+be|should\s+be)|'s)\s+", re.IGNORECASE
+    ),
+    re.compile(r"^(?:so|thus|therefore|hence)\s*,?\s+", re.IGNORECASE),
+    re.compile(
+        r"^(?:故|因此|所以|本题)?\s*,?\s*(?:应|正确)?(?:答案|选项|选择|选)(?:应)?(?:是|为)?\s*:?\s*(?:选项)?\s*"
+    ),
 )
+"""Words before a letter: `The answer is`, `I think it is`, `故选:`."""
 _MARKUP = re.compile(
     r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|boxed|fbox|bf|rm|[,;:! ]|quad)(?![A-Za-z])|[\\*$`{}~]|\""
 )
 _LETTER = r"[(\[]?[A-Ja-j][)\].:]?"
-_LETTERS_ALONE = re.compile(rf"{_LETTER}(?:(?:\s*[,;&/]\s*|\s+)(?:(?:and|AND)\s+)?{_LETTER})*")
+_LETTERS_ALONE = re.compile(rf"{_LETTER}(?:(?:\s*[,;&/和]\s*|\s+)(?:(?:and|AND)\s+)?{_LETTER})*")
 _LETTERS_TOGETHER = re.compile(r"[A-J]{2,}")
+_LISTED_LETTERS = re.compile(r"\(?[A-J]\)?(?:(?:\s*[,;]\s*|\s+)(?:and\s+)?\(?[A-J]\)?)+\.?")
 _LETTER_BEFORE_TEXT = re.compile(
     r"(?:[(\[](?P<enclosed>[A-Ja-j])[)\]][.:]?|(?P<closed>[A-Ja-j])\)[.:]?|(?P<pointed>[A-J])[\].:]|(?P<dashed>[A-J])\s+[-–—])\s*\S"
 )
 _LETTER_BEFORE_A_REASON = re.compile(
-    r"([A-J])\s?,?\s+(?:because|since|due to)\s|([A-J])\s?,\s+(?:which|namely|i\.\s?e\.)\s"
+    r"([A-J])\s?,?\s+(?:because|since|due\s+to)\s|([A-J])\s?,\s+(?:which|namely|not|i\.\s?e\.)\s"
+    r"|([A-J])\s+is\s+(?:the\s+)?(?:correct|right|best)\b|([A-J])\s*(?:,\s*(?:因为|由于)|是?正确|选?项)"
 )
+_BOLD_LETTER = re.compile(
+    r"\s*(?:\*\*|\\textbf\{)\s*\(?([A-J])\)?\s*[.:]?\s*(?:\*\*|\})\s*"
+    r"(?!\s|and\b|or\b|is\s+(?:not|wrong|incorrect|false|too)\b|isn't|cannot|[,&/]\s*(?:\*\*|[A-J]\b))"
+)
+"""`**B** is what the graph shows`, but not `**B** is wrong` or `**A**, **C**`."""
+_LETTER_BEHIND_TEXT = re.compile(r"[^()]*[^()\s]\s+\(([A-J])\)[.\s]*")
+"""`43.5 million (A)`"""
+_NEGATION = re.compile(r"\b(?:not|neither|nor|no|except|wrong|incorrect)\b|n't\b|不", re.IGNORECASE)
 _LETTER_BEFORE_A_COMMA = re.compile(r"^\s*([A-J])、")
 """Chinese texts write `A、14` for `A. 14`; elsewhere this comma separates the parts of a list."""
 _SINGLE_LETTER = re.compile(r"(?<![A-Za-z])[A-Ja-j](?![A-Za-z])")
 _SPACE_IN_BRACKETS = re.compile(r"(?<=[(\[]) | (?=[)\]])")
-_ENCLOSED_LETTER_OF_GOLD = re.compile(r"\(([A-J])\)\s*[^\s,;]")
+_ENCLOSED_LETTER_OF_TRUTH = re.compile(r"\(([A-J])\)\s*[^\s,;]")
 """`(B) 14 cm`"""
 _ENCLOSED_VARIABLE = re.compile(r"\([A-J]\)\s*[-+*/^=(]")
 """`(B) + 1` is algebra."""
-_LETTERS_OF_GOLD = re.compile(r"\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*\.?")
+_LETTERS_OF_TRUTH = re.compile(r"\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*\.?")
 
 
-def letters_alone(text: str) -> frozenset[str]:
-    """Returns the letters of a gold answer that is nothing but capital letters from A to J, such as `B`, `(B)`, `A, C`.
+def letters_of_truth(text: str) -> frozenset[str]:
+    """Returns the letters of a right answer that is nothing but capital letters from A to J, such as `B`, `(B)`, `A, C`.
 
     A word, a variable in lower case and a segment such as `AC` are no choices. `(B) 14 cm` is one.
     """
     plain = _without_markup(text)
-    if _LETTERS_OF_GOLD.fullmatch(plain):
+    if _LETTERS_OF_TRUTH.fullmatch(plain):
         return frozenset(re.findall("[A-J]", plain))
-    enclosed = _ENCLOSED_LETTER_OF_GOLD.match(plain)
+    enclosed = _ENCLOSED_LETTER_OF_TRUTH.match(plain)
     if enclosed is None or _ENCLOSED_VARIABLE.match(plain):
         return frozenset()
     return frozenset(enclosed[1])
 
 
-def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
-    r"""Returns the letters that `answer` names; empty if it names none.
+def same_letters_together(answer: str, truth: str) -> bool:
+    """Returns whether an answer lists the letters of a truth such as `ACD`, which may also be a word or a figure."""
+    letters = _without_markup(truth)
+    is_ascending = list(letters) == sorted(set(letters))
+    if not _LETTERS_TOGETHER.fullmatch(letters) or not is_ascending:
+        return False
+    listed = _LISTED_LETTERS.fullmatch(_without_markup(plain_characters(answer)))
+    return listed is not None and set(_SINGLE_LETTER.findall(listed[0])) == set(letters)
 
-    Accepted are letters alone in either case (`B`, `b`, `(B)`, `\\text{B}.`, `B, D`), capital letters together (`BD`), a
-    letter with its text (`B. blue`, `(B) blue`, `b) blue`, `B - blue`) or its reason (`B, because it is blue`), each also
-    after words such as `The answer is` or `Option`, and the text of exactly one option, compared after
-    `normalise_answer` and ignoring case. A capital letter
-    takes precedence over an option whose text is that letter; a small letter does not. `choices` are the options' texts in
-    the order of their letters; without them, all letters from A to J are allowed.
+
+def chosen(text: str, choices: Sequence[str] = ()) -> frozenset[str]:
+    r"""Returns the letters that an answer names; empty if it names none.
+
+    Accepted are letters alone in either case (`B`, `b`, `(B)`, `\text{B}.`, `B, D`), capital letters together (`BD`), a
+    letter with its text (`B. blue`, `(B) blue`, `b) blue`, `B - blue`, `blue (B)`) or its reason (`B, because it is
+    blue`, `**B** is blue`), each also after words such as `The answer is`, `Option`, `故选:`, and the text of exactly one
+    option, compared in normal form and ignoring case. A capital letter takes precedence over an option whose text is that
+    letter; a small letter does not.
+
+    Args:
+        text: the answer of a response, such as `final_answer` finds.
+        choices: the options' texts in the order of their letters; without them, all letters from A to J are allowed.
     """
     known_letters = set(LETTERS[: len(choices)] or LETTERS)
-    same_text = _letters_of_same_text(answer, choices)
-    _, _, text_behind_comma = answer.partition("、")
+    same_text = _letters_of_same_text(text, choices)
+    _, _, text_behind_comma = text.partition("、")
     if len(text_behind_comma.strip()) > 1:
-        answer = _LETTER_BEFORE_A_COMMA.sub(r"\1. ", answer)
-    plain = _without_markup(plain_characters(answer))
-    for text in (plain, _LEAD.sub("", plain).strip()):
-        letters = _letters_in(text)
-        has_capital = text != text.lower()
+        text = _LETTER_BEFORE_A_COMMA.sub(r"\1. ", text)
+    plain = _without_markup(plain_characters(text))
+    without_leads = [lead.sub("", plain, count=1).strip() for lead in _LEADS]
+    for candidate in (plain, *without_leads):
+        letters = _letters_in(candidate)
+        has_capital = candidate != candidate.lower()
         if letters and letters <= known_letters and (has_capital or len(same_text) != 1):
             return letters
-    return same_text if len(same_text) == 1 else frozenset()
+    if len(same_text) == 1:
+        return same_text
+    marked = _BOLD_LETTER.match(text) or _LETTER_BEHIND_TEXT.fullmatch(plain)
+    if marked is None or marked[1] not in known_letters or _NEGATION.search(plain):
+        return frozenset()
+    return frozenset(marked[1])
 
 
 def _without_markup(text: str) -> str:
@@ -85,6 +124,7 @@ def _without_markup(text: str) -> str:
 
 def _letters_in(text: str) -> frozenset[str]:
     """Returns the letters that a text without markup begins with or consists of."""
+    text = text.removesuffix(",")
     if _LETTERS_ALONE.fullmatch(text):
         return frozenset(letter.upper() for letter in _SINGLE_LETTER.findall(text))
     letters = text.removesuffix(".")
@@ -93,7 +133,7 @@ def _letters_in(text: str) -> frozenset[str]:
         return frozenset(letters)
     reasoned = _LETTER_BEFORE_A_REASON.match(text)
     if reasoned is not None:
-        return frozenset(reasoned[1] or reasoned[2])
+        return frozenset(letter for letter in reasoned.groups() if letter)
     match = _LETTER_BEFORE_TEXT.match(text)
     if match is None:
         return frozenset()
@@ -107,13 +147,13 @@ def _letters_of_same_text(answer: str, choices: Sequence[str]) -> frozenset[str]
     if longest > LONGEST_ANSWER:
         return frozenset()
     options = zip(LETTERS, choices, strict=False)
-    return frozenset(letter for letter, choice in options if spelled_alike(answer, choice))
+    return frozenset(letter for letter, choice in options if same_spelling(answer, choice))
 
 
-def spelled_alike(first: str, second: str) -> bool:
+def same_spelling(first: str, second: str) -> bool:
     """Returns whether two texts have the same normal form and unit, ignoring case; never for empty texts."""
     first_statement = read_statement(first)
     second_statement = read_statement(second)
-    first_text = first_statement.value.casefold()
-    second_text = second_statement.value.casefold()
+    first_text = folded(first_statement.value)
+    second_text = folded(second_statement.value)
     return first_text == second_text != "" and first_statement.unit == second_statement.unit

@@ -1,86 +1,284 @@
-"""Decides whether two answers are equal."""
+"""Equality of two answers: the one comparison that every reward uses."""
 
 from __future__ import annotations
 
+import logging
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 from cepo.answers.algebra import same_algebra, same_equation
-from cepo.answers.choices import chosen_letters, letters_alone
-from cepo.answers.datetimes import moment_of, same_moment
-from cepo.answers.exact_numbers import PI, Real, multiplied, near, same_value
-from cepo.answers.intervals import Interval, intervals_of, same_interval
+from cepo.answers.choices import chosen, letters_of_truth, same_letters_together
+from cepo.answers.datetimes import date_of, same_date, same_time, time_of
+from cepo.answers.exact_numbers import PI, Real, as_float, multiplied, near, same_value
+from cepo.answers.literals import (
+    Range,
+    formula_of,
+    is_positive_difference,
+    order_of,
+    range_of,
+    same_telephone_number,
+    size_of,
+    telephone_number_of,
+)
 from cepo.answers.numbers import value_of
-from cepo.answers.quantities import Statement
-from cepo.answers.statements import LONGEST_ANSWER, has_unit, read_statement, without_name
-from cepo.answers.structures import parts_of, same_parts, without_parentheses, without_point_name
-from cepo.answers.unit_table import STERLING, Unit
+from cepo.answers.statements import LONGEST_ANSWER, Statement, folded, has_unit, read_statement, without_name
+from cepo.answers.structures import (
+    interval_of,
+    parts_of,
+    same_interval,
+    same_parts,
+    without_parentheses,
+    without_point_name,
+)
+from cepo.answers.unit_table import STERLING, Unit, same_things
+
+logger = logging.getLogger(__name__)
 
 _NEAR_APPROXIMATION = 0.01
+_SLACK = 1 + 1e-9
+"""A factor of tolerances, for numbers such as 2.094 that are not exact in binary."""
 _APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
-_WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
+_WORDS = re.compile(
+    r"\\(?:cong|angle|sim|parallel|perp|triangle|begin)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}|[\u4e00-\u9fff]"
+)
+_LETTERS_OF_A_WORD = re.compile(r"[A-Za-z][A-Za-z. ]*[A-Za-z][A-Za-z. ]*")
 _RELATION_OF_FIGURES = re.compile(r"\\(?:cong|parallel|perp|sim)(?![A-Za-z])")
 _SEGMENT = re.compile(r"\\overline\{([A-Z]{2})\}")
-_IMAGINARY = re.compile(r"(?<![\\A-Za-z])i(?![A-Za-z])")
-_OTHER_LETTERS = re.compile(r"(?<![\\A-Za-z])(?!i(?![A-Za-z]))[A-Za-z]")
 _LENGTHS = [frozenset({("metre", power)}) for power in (1, 2, 3)]
 _TEMPERATURE = frozenset({("kelvin", 1)})
 
 
-def equal_answers(prediction: str, gold: str) -> bool:
-    """Implements `cepo.answers.equality.answers_equal`, which catches what this raises."""
-    if max(len(prediction), len(gold)) > LONGEST_ANSWER:
-        return prediction.strip() == gold.strip() != ""
-    if moment_of(gold) is not None:
-        return same_moment(prediction, gold)
-    predicted_moment = moment_of(prediction)
-    if predicted_moment is not None and predicted_moment.is_date:
-        return prediction.strip() == gold.strip()
-    expected = read_statement(gold)
+def equal(answer: str, truth: str, *, tolerance: float = 0.0, decimals: int | None = None) -> bool:
+    r"""Returns whether an answer states the truth. It never raises.
+
+    Dates, times of day, telephone numbers, ranges and chemical formulas are compared as such, choices (`B`, `A, C`) by
+    their letters. All else is read as a value and a unit. Units must be equal or convertible; a unit that only one side
+    names does not count. Then numbers are compared: exactly, or to 40 digits if they are irrational, or within the
+    tolerance that is given. An answer that is not a single number (an equation, a set, words) never equals a number.
+    Lists, tuples, sets and intervals are compared part by part, words by spelling in any case, equations by spelling or
+    as equations, and other algebra by its values at three points.
+
+    A percentage equals its fraction: `60\%`, `0.6` and `\frac{3}{5}` are equal. A percent sign that only one side has
+    does not count either, as the question may name it: `60\%` and `60` are equal, but `0.6\%` and `0.6` are not.
+
+    An answer `A \approx B` is right if A or B is, provided that A and B differ by at most 1 %. Texts of more than 512
+    characters are compared as they are.
+
+    Args:
+        answer: the answer of a response, without the box around it.
+        truth: the right answer.
+        tolerance: the largest difference of two equal numbers, in the unit of the truth.
+        decimals: numbers are equal if they are when rounded to so many decimals.
+    """
+    try:
+        return _equal(answer, truth, _Closeness(tolerance, decimals))
+    except Exception:
+        # math-verify and sympy raise all kinds of errors for odd expressions; none of them makes an answer right.
+        logger.debug("An answer could not be compared, so that it counts as wrong.", exc_info=True)
+        return False
+
+
+@dataclass(frozen=True)
+class _Closeness:
+    """How near to a right number a number must be."""
+
+    tolerance: float = 0.0
+    decimals: int | None = None
+
+    def allows(self, value: Real, right_value: Real) -> bool:
+        if same_value(value, right_value):
+            return True
+        if not self.tolerance and self.decimals is None:
+            return False
+        number = as_float(value)
+        right_number = as_float(right_value)
+        if number is None or right_number is None:
+            return False
+        if self.decimals is not None and round(number, self.decimals) == round(right_number, self.decimals):
+            return True
+        return abs(number - right_number) <= self.tolerance * _SLACK and self.tolerance > 0
+
+
+def _equal(answer: str, truth: str, closeness: _Closeness) -> bool:
+    if max(len(answer), len(truth)) > LONGEST_ANSWER:
+        return answer.strip() == truth.strip() != ""
+    verdict = _same_literal(answer, truth, closeness)
+    if verdict is not None:
+        return verdict
+    expected = read_statement(truth)
     if not expected.value:
         return False
-    predicted = read_statement(prediction)
-    letters = letters_alone(gold)
+    stated = read_statement(answer)
+    letters = letters_of_truth(truth)
     if letters:  # not algebra, in which 1B would equal B
-        return chosen_letters(prediction) == letters or predicted.value == expected.value
-    if same_statement(predicted, expected):
+        return chosen(answer) == letters or stated.value == expected.value
+    if same_letters_together(answer, truth):
         return True
-    predicted_list = read_statement(prediction, commas=False)
-    # Only a gold answer that is a list tells that `1,234` is a list.
-    is_list = predicted_list != predicted and parts_of(expected.value) is not None
-    return is_list and same_statement(predicted_list, expected)
+    comparison = _Comparison(closeness)
+    if comparison.same_statement(stated, expected):
+        return True
+    stated_list = read_statement(answer, commas=False)
+    # Only a right answer that is a list tells that `1,234` is a list.
+    is_list = stated_list != stated and parts_of(expected.value) is not None
+    return is_list and comparison.same_statement(stated_list, expected)
 
 
-def same_statement(prediction: Statement, gold: Statement) -> bool:
-    """Returns whether two statements have the same value in the same or a convertible unit, or one without a unit."""
-    if not prediction.value or not gold.value:
+def _same_literal(answer: str, truth: str, closeness: _Closeness) -> bool | None:
+    """Compares texts whose signs are no arithmetic; None if the truth is none of them and the answer may be arithmetic."""
+    is_same_text = answer.strip() == truth.strip()
+    date = date_of(answer)
+    right_date = date_of(truth)
+    if right_date is not None:
+        return is_same_text or (date is not None and same_date(date, right_date))
+    verdict = _same_time_of_day(answer, truth)
+    if verdict is not None:
+        return verdict
+    if telephone_number_of(truth):
+        return same_telephone_number(answer, truth)
+    if order_of(truth):
+        return order_of(answer) == order_of(truth)
+    right_range = range_of(truth)
+    stated_range = range_of(answer)
+    if right_range is not None and (right_range.sign == "-" or stated_range is not None):
+        return stated_range is not None and _same_range(stated_range, right_range, closeness)
+    right_size = size_of(truth)
+    if right_size:
+        return _same_size(size_of(answer), right_size, closeness)
+    right_formula = formula_of(truth)
+    if right_formula:
+        return formula_of(answer) == right_formula
+    has_groups = bool(telephone_number_of(answer) or order_of(answer)) and not is_positive_difference(answer)
+    is_range = stated_range is not None and not stated_range.is_arithmetic and stated_range.sign == "-"
+    return is_same_text if date is not None or has_groups or is_range else None
+
+
+def _same_time_of_day(answer: str, truth: str) -> bool | None:
+    """Compares times of day; None if the truth is none, or if both may be ratios."""
+    right_time = time_of(truth)
+    time = time_of(answer)
+    if right_time is None:
+        return answer.strip() == truth.strip() if time is not None and time.is_certain else None
+    if time is not None:
+        return same_time(time, right_time)
+    return False if right_time.is_no_reduced_ratio else None
+
+
+def _same_range(stated: Range, expected: Range, closeness: _Closeness) -> bool:
+    same = _Comparison(closeness).same_part
+    return same(stated.first, expected.first) and same(stated.second, expected.second)
+
+
+def _same_size(stated: tuple[str, ...], expected: tuple[str, ...], closeness: _Closeness) -> bool:
+    same = _Comparison(closeness).same_part
+    return len(stated) == len(expected) and all(map(same, stated, expected))
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Compares statements and their parts, with numbers as near as the closeness says."""
+
+    closeness: _Closeness
+
+    def same_part(self, answer: str, truth: str) -> bool:
+        """Returns whether two parts, such as the items of lists, state the same."""
+        return self.same_statement(read_statement(answer), read_statement(truth))
+
+    def same_statement(self, answer: Statement, truth: Statement) -> bool:
+        """Returns whether two statements have the same value in the same or a convertible unit, or one without a unit."""
+        if not answer.value or not truth.value:
+            return False
+        answer, truth = _as_quantities(answer, truth)
+        if not has_unit(answer) or not has_unit(truth):
+            return self._same_without_unit(answer, truth)
+        assert answer.unit is not None
+        assert truth.unit is not None
+        if _are_interchangeable(answer.unit, truth.unit):
+            return self._same_text(answer.value, truth.value)
+        if answer.unit.powers != truth.unit.powers:
+            return False
+        right_value = value_of(truth.value)
+        if right_value is None:
+            return False
+        for value in stated_values(answer.value):
+            converted = truth.unit.from_basic_units(answer.unit.in_basic_units(value))
+            if self.closeness.allows(converted, right_value):
+                return True
         return False
-    prediction, gold = _as_quantities(prediction, gold)
-    if not has_unit(prediction) or not has_unit(gold):
-        return _same_without_unit(prediction, gold)
-    assert prediction.unit is not None
-    assert gold.unit is not None
-    if _are_interchangeable(prediction.unit, gold.unit):
-        return _same_text(prediction.value, gold.value)
-    if prediction.unit.powers != gold.unit.powers:
-        return False
-    gold_value = value_of(gold.value)
-    if gold_value is None:
-        return False
-    expected_value = gold.unit.in_basic_units(gold_value)
-    predicted_values = [prediction.unit.in_basic_units(value) for value in stated_values(prediction.value)]
-    return any(same_value(value, expected_value) for value in predicted_values)
+
+    def _same_without_unit(self, answer: Statement, truth: Statement) -> bool:
+        is_percent_of_a_unit = answer.value.endswith("%") and truth.unit is not None
+        if is_percent_of_a_unit or (truth.value.endswith("%") and has_unit(answer)):
+            return False
+        if self._same_text(answer.value, truth.value):
+            return True
+        return _same_angle(answer, truth) or _same_angle(truth, answer)
+
+    def _same_text(self, answer: str, truth: str) -> bool:
+        """Compares values in normal form."""
+        if answer == truth:
+            return True
+        right_value = value_of(truth)
+        if right_value is not None:
+            return self._states_number(answer, truth, right_value)
+        if value_of(answer) is not None and parts_of(truth) is None and _WORDS.search(truth):
+            return False
+        answer, truth = _without_names(answer, truth)
+        verdict = self._same_structure(answer, truth)
+        if verdict is not None:
+            return verdict
+        if _LETTERS_OF_A_WORD.fullmatch(truth) and folded(answer) == folded(truth):
+            return True
+        if not _WORDS.search(truth):
+            return same_algebra(answer, truth)
+        if _plain_words(answer) == _plain_words(truth):
+            return True
+        return _is_equation(truth) and _is_equation(answer) and same_equation(answer, truth)
+
+    def _states_number(self, answer: str, truth: str, right_value: Real) -> bool:
+        """Returns whether an answer states the number, in percent if either side has the sign."""
+        values = stated_values(answer)
+        if any(self.closeness.allows(value, right_value) for value in values):
+            return True
+        has_percent = "%" in answer
+        if has_percent == truth.endswith("%"):
+            return False
+        if has_percent:
+            if abs(right_value) < 1:
+                return False  # a part of a whole, whose percentage is another number
+            return any(self.closeness.allows(multiplied(value, Fraction(100)), right_value) for value in values)
+        percentage = multiplied(right_value, Fraction(100))
+        return any(self.closeness.allows(value, percentage) for value in values)
+
+    def _same_structure(self, answer: str, truth: str) -> bool | None:
+        """Compares intervals, lists, tuples, sets and ratios part by part; None if math-verify may know better."""
+        interval = interval_of(answer)
+        right_interval = interval_of(truth)
+        parts = parts_of(answer)
+        right_parts = parts_of(truth)
+        if interval is not None and right_interval is not None:
+            if same_interval(interval, right_interval, self.same_part):
+                return True
+            if right_parts is None:
+                return False  # `[1, 2]` may be a tuple as well, so that its parts may be equal as such
+        if parts is None:
+            return None
+        if right_parts is not None:
+            return same_parts(parts, right_parts, self.same_part)
+        if right_interval is not None and parts.kind in ("list", "set"):
+            return False  # math-verify would compare 1, 3 with the ends of 1 < x < 3
+        return None
 
 
-def _as_quantities(prediction: Statement, gold: Statement) -> tuple[Statement, Statement]:
-    """Reads the letter of `6s` as a unit if the other statement has one; that of `6m` also if the gold is a number."""
-    if gold.as_quantity is not None and has_unit(prediction):
-        gold = Statement(*gold.as_quantity)
-    if prediction.as_quantity is not None:
-        is_length = _is_length(prediction.as_quantity[1]) and value_of(gold.value) is not None
-        if has_unit(gold) or is_length:
-            prediction = Statement(*prediction.as_quantity)
-    return prediction, gold
+def _as_quantities(answer: Statement, truth: Statement) -> tuple[Statement, Statement]:
+    """Reads the letter of `6s` as a unit if the other statement has one; that of `6m` also if the truth is a number."""
+    if truth.as_quantity is not None and has_unit(answer):
+        truth = Statement(*truth.as_quantity)
+    if answer.as_quantity is not None:
+        is_length = _is_length(answer.as_quantity[1]) and value_of(truth.value) is not None
+        if has_unit(truth) or is_length:
+            answer = Statement(*answer.as_quantity)
+    return answer, truth
 
 
 def _is_length(unit: Unit) -> bool:
@@ -93,19 +291,11 @@ def _are_interchangeable(first: Unit, second: Unit) -> bool:
 
     A degree sign may stand for any temperature scale, and the word pound for money.
     """
-    if first == second:
+    if first == second or same_things(first, second):
         return True
     if _TEMPERATURE in (first.powers, second.powers) and (first.is_bare_degree or second.is_bare_degree):
         return True
     return (first.is_pound_in_words and second == STERLING) or (second.is_pound_in_words and first == STERLING)
-
-
-def _same_without_unit(prediction: Statement, gold: Statement) -> bool:
-    if gold.value.endswith("%") and has_unit(prediction):
-        return False
-    if _same_text(prediction.value, gold.value):
-        return True
-    return _same_angle(prediction, gold) or _same_angle(gold, prediction)
 
 
 def _same_angle(in_degrees: Statement, in_radians: Statement) -> bool:
@@ -121,47 +311,27 @@ def _same_angle(in_degrees: Statement, in_radians: Statement) -> bool:
     return any(same_value(multiplied(value, PI / 180), angle) for value in stated_values(in_degrees.value))
 
 
-def _same_text(prediction: str, gold: str) -> bool:
-    """Compares values in normal form."""
-    if prediction == gold:
-        return True
-    gold_value = value_of(gold)
-    if gold_value is not None:
-        return _states_number(prediction, gold, gold_value)
-    if value_of(prediction) is not None and parts_of(gold) is None and _WORDS.search(gold):
-        return False
-    prediction, gold = _without_names(prediction, gold)
-    verdict = _same_structure(prediction, gold)
-    if verdict is not None:
-        return verdict
-    if not _WORDS.search(gold):
-        return same_algebra(prediction, gold)
-    if _without_bars_of_segments(prediction).casefold() == _without_bars_of_segments(gold).casefold():
-        return True
-    return _is_equation(gold) and _is_equation(prediction) and same_equation(prediction, gold)
-
-
-def _without_names(prediction: str, gold: str) -> tuple[str, str]:
+def _without_names(answer: str, truth: str) -> tuple[str, str]:
     """Drops a name that only one of two texts has, of a value or of a point, and parentheses around either."""
-    if "=" not in gold:
-        prediction = without_name(prediction)
-    elif "=" not in prediction:
-        gold = without_name(gold)
-    if gold.startswith("("):
-        prediction = without_point_name(prediction)
-    elif prediction.startswith("("):
-        gold = without_point_name(gold)
-    return without_parentheses(prediction), without_parentheses(gold)
+    if "=" not in truth:
+        answer = without_name(answer)
+    elif "=" not in answer:
+        truth = without_name(truth)
+    if truth.startswith("("):
+        answer = without_point_name(answer)
+    elif answer.startswith("("):
+        truth = without_point_name(truth)
+    return without_parentheses(answer), without_parentheses(truth)
 
 
-def _without_bars_of_segments(text: str) -> str:
-    r"""Returns `AB\cong CD` for `\overline{AB}\cong\overline{CD}`, without spaces.
+def _plain_words(text: str) -> str:
+    r"""Returns words in small letters; of a relation between figures, `AB\cong CD` for `\overline{AB}\cong\overline{CD}`.
 
-    Only of a relation between figures: alone, `\overline{AB}` may be a complement, which differs from `AB`.
+    Alone, `\overline{AB}` may be a complement, which differs from `AB`.
     """
-    if not _RELATION_OF_FIGURES.search(text):
-        return text
-    return _SEGMENT.sub(r"\1", text).replace(" ", "")
+    if _RELATION_OF_FIGURES.search(text):
+        text = _SEGMENT.sub(r"\1", text)
+    return folded(text)
 
 
 def _is_equation(text: str) -> bool:
@@ -170,25 +340,6 @@ def _is_equation(text: str) -> bool:
     if not sign or not first_side or not second_side:
         return False
     return not _WORDS.search(first_side) and not _WORDS.search(second_side)
-
-
-def _states_number(prediction: str, gold: str, gold_value: Real) -> bool:
-    predicted_values = stated_values(prediction)
-    if any(same_value(value, gold_value) for value in predicted_values):
-        return True
-    expression = without_name(prediction)
-    if _is_of_imaginary_unit(expression):
-        return same_algebra(expression, gold)
-    # The question may ask for a percentage, so that 60 answers it as well as 60 %.
-    if not gold.endswith("%") or "%" in prediction:
-        return False
-    percentage = multiplied(gold_value, Fraction(100))
-    return any(same_value(value, percentage) for value in predicted_values)
-
-
-def _is_of_imaginary_unit(text: str) -> bool:
-    r"""Returns whether a text computes with i and no other letters, as `i^2` and `(1+i)(1-i)` do."""
-    return bool(_IMAGINARY.search(text)) and not _OTHER_LETTERS.search(text) and not _WORDS.search(text)
 
 
 def stated_values(text: str) -> list[Real]:
@@ -203,40 +354,3 @@ def stated_values(text: str) -> list[Real]:
         return values
     is_approximation = len(values) == 2 and near(values[0], values[1], _NEAR_APPROXIMATION)
     return values if is_approximation else []
-
-
-def _same_structure(prediction: str, gold: str) -> bool | None:
-    """Compares intervals, lists, tuples, sets, matrices and ratios part by part; None if math-verify may know better."""
-    intervals = intervals_of(gold)
-    predicted_intervals = intervals_of(prediction)
-    parts = parts_of(gold)
-    if intervals and predicted_intervals:
-        if _same_intervals(predicted_intervals, intervals):
-            return True
-        # `[1, 2]` may be a tuple as well, so that its parts may be equal as such.
-        return None if parts is not None and len(intervals) == len(predicted_intervals) else False
-    predicted_parts = parts_of(prediction)
-    if predicted_parts is None:
-        return None
-    if parts is not None:
-        return same_parts(predicted_parts, parts, _same_part)
-    if intervals and predicted_parts.kind in ("list", "set"):
-        return False  # math-verify would compare 1, 3 with the ends of 1 < x < 3
-    return None
-
-
-def _same_intervals(predicted_intervals: tuple[Interval, ...], intervals: tuple[Interval, ...]) -> bool:
-    """Returns whether two unions have the same intervals in any order."""
-    if len(intervals) != len(predicted_intervals):
-        return False
-    unmatched = list(intervals)
-    for predicted in predicted_intervals:
-        equal_intervals = [interval for interval in unmatched if same_interval(predicted, interval, _same_part)]
-        if not equal_intervals:
-            return False
-        unmatched.remove(equal_intervals[0])
-    return True
-
-
-def _same_part(prediction: str, gold: str) -> bool:
-    return same_statement(read_statement(prediction), read_statement(gold))

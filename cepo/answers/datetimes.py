@@ -1,102 +1,162 @@
-"""Reads dates and times of day, whose signs are no arithmetic: `2024-01-02` is not 2021, and `3:05` is no ratio."""
+"""Dates and times of day, whose signs are no arithmetic: `2024-01-02` is not 2021, and `3:05` is no ratio."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
-from cepo.answers.lexer import plain_characters
+from cepo.answers.characters import plain_characters
 
-_DATE = re.compile(r"(?P<year>\d{4})(?P<sign>[-/.])(?P<month>\d{2})(?P=sign)(?P<day>\d{2})")
-_TIME = re.compile(
-    r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}))?\s*(?:(?P<half>[ap])\.?\s?m\.?)?", re.IGNORECASE
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = (
+    r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?)\.?"
 )
-_FULL_HOUR = re.compile(r"(?P<hour>\d{1,2})\s*(?P<half>[ap])\.?\s?m\.?", re.IGNORECASE)
-_MARKUP = re.compile(r"\\(?:text|textrm|mathrm|textbf|mathbf)(?![A-Za-z])|\\[,;: ]|[${}~]")
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_YEAR = r"(?P<year>\d{4})"
+_WEEKDAY = re.compile(r"(?:mon|tues|wednes|thurs|fri|satur|sun)day,?\s+", re.IGNORECASE)
+_DATES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"{_YEAR}(?P<sign>[-/.])(?P<month>\d{{1,2}})(?P=sign)(?P<day>\d{{1,2}})",
+        rf"{_YEAR}\s*年\s*(?P<month>\d{{1,2}})\s*月(?:\s*(?P<day>\d{{1,2}})\s*[日号])?",
+        rf"{_MONTH}\s+{_DAY}(?:,\s*|\s+){_YEAR}",
+        rf"{_DAY}\s+(?:of\s+)?{_MONTH},?\s+{_YEAR}",
+        rf"{_DAY}-{_MONTH}-(?P<year>\d{{4}}|\d{{2}})",
+        rf"{_MONTH},?\s+{_YEAR}",
+        rf"{_MONTH}\s+{_DAY}",
+        rf"{_DAY}\s+(?:of\s+)?{_MONTH}",
+        _MONTH,
+    )
+)
+_DATE_IN_DIGITS = re.compile(
+    r"(?P<first>\d{1,2})\s*(?P<sign>[-/.])\s*(?P<second>\d{1,2})\s*(?P=sign)\s*(?P<year>\d{4}|(?<=[/])\s*\d{2})"
+)
+_TIME = re.compile(
+    r"(?P<hour>\d{1,2}):(?P<minute>\d{2}|0)(?::(?P<second>\d{2}))?\s*(?:(?P<half>[ap])\.?\s?m\.?)?", re.IGNORECASE
+)
+_FULL_HOUR = re.compile(r"(?P<hour>\d{1,2})\s*(?:(?P<half>[ap])\.?\s?m\.?|o'clock)", re.IGNORECASE)
+_MARKUP = re.compile(r"\\(?:text|textrm|mathrm|textbf|mathbf)(?![A-Za-z])|\\[,;: ]|[${}~]|\*\*")
 _NOON = 12
 _HOURS_OF_DAY = 24
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A date, or a time of day.
+class Date:
+    """A date, of which a year, a month or a day may be missing (0).
 
     Attributes:
-        numbers: year, month and day; or hour, minute and second on a clock of 12 or 24 hours.
+        order: `mdy` or `dmy` for a date in digits that ends with the year, else an empty text.
+    """
+
+    year: int
+    month: int
+    day: int
+    order: str = ""
+
+
+@dataclass(frozen=True)
+class Time:
+    """A time of day on a clock of 12 or 24 hours.
+
+    Attributes:
         half: `a` or `p` if the time names the half of the day, else an empty text.
+        is_padded: whether an hour or minute below 10 has two digits, as no term of a ratio has.
     """
 
-    numbers: tuple[int, int, int]
+    hour: int
+    minute: int
+    second: int
     half: str = ""
-    is_date: bool = False
+    is_padded: bool = False
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the text that stated it can be no ratio."""
+        return bool(self.half) or self.is_padded
+
+    @property
+    def is_no_reduced_ratio(self) -> bool:
+        """Whether a ratio of hour and minute could be reduced: a right answer `10:30` is a time, while `3:10` may be a ratio."""
+        return self.is_certain or self.minute == 0 or math.gcd(self.hour, self.minute) > 1
 
 
-def moment_of(text: str) -> Moment | None:
-    """Returns the date (year, month, day in digits) or the time of day that a text states, or None.
+def date_of(text: str) -> Date | None:
+    """Returns the date that a text states in digits or words, or None. Of `7/4/2021` the month comes first if it can."""
+    plain = _plain(text).removesuffix(".")
+    in_digits = _DATE_IN_DIGITS.fullmatch(plain)
+    if in_digits is not None:
+        first = int(in_digits["first"])
+        second = int(in_digits["second"])
+        year = int(in_digits["year"])
+        return _valid_date(year, second, first, "dmy") if first > 12 else _valid_date(year, first, second, "mdy")
+    plain = _WEEKDAY.sub("", plain, count=1)
+    for pattern in _DATES:
+        match = pattern.fullmatch(plain)
+        if match is not None:
+            parts = match.groupdict()
+            month = parts["month"].lower()
+            month_number = int(month) if month.isdigit() else _MONTHS.index(month[:3]) + 1
+            return _valid_date(int(parts.get("year") or 0), month_number, int(parts.get("day") or 0), "")
+    return None
 
-    A time has `am` or `pm`, or an hour or minutes below 10 with two digits (`07:15`, `3:05`); else it may as well be a
-    ratio (`3:30`).
-    """
-    moment = _date_or_time(text)
-    if moment is None or moment.is_date or moment.half:
-        return moment
-    hour_and_minute = _plain(text).split(":")[:2]
-    is_padded = any(len(number) > 1 and number.startswith("0") for number in hour_and_minute)
-    return moment if is_padded else None
 
-
-def same_moment(prediction: str, gold: str) -> bool:
-    """Returns whether a prediction states the date or the time of a gold answer; it may lack `am` or `pm`."""
-    first = _date_or_time(prediction)
-    second = _date_or_time(gold)
-    if first is None or second is None or first.is_date != second.is_date:
+def same_date(first: Date, second: Date) -> bool:
+    """Returns whether two dates are one; years may lack their century, and digits are not read in two orders."""
+    if first.order and second.order and first.order != second.order:
         return False
-    if first == second:
+    if (first.month, first.day) != (second.month, second.day):
+        return False
+    is_short = min(first.year, second.year) < 100 and min(first.year, second.year) > 0
+    return first.year % 100 == second.year % 100 if is_short else first.year == second.year
+
+
+def time_of(text: str) -> Time | None:
+    """Returns the time of day that a text states, or None; `3:30` may as well be a ratio."""
+    plain = _plain(text)
+    match = _TIME.fullmatch(plain) or _TIME.fullmatch(plain.removesuffix("."))
+    if match is not None:
+        is_padded = match["hour"].startswith("0") or (match["minute"].startswith("0") and len(match["minute"]) > 1)
+        half = (match["half"] or "").lower()
+        return _valid_time(int(match["hour"]), int(match["minute"]), int(match["second"] or 0), half, is_padded)
+    full_hour = _FULL_HOUR.fullmatch(plain)
+    if full_hour is not None:
+        return _valid_time(int(full_hour["hour"]), 0, 0, (full_hour["half"] or "").lower(), is_padded=False)
+    return None
+
+
+def same_time(first: Time, second: Time) -> bool:
+    """Returns whether two times are one; one of them may lack `am` or `pm`."""
+    if (first.hour, first.minute, first.second, first.half) == (second.hour, second.minute, second.second, second.half):
         return True
     is_half_of_one_known = bool(first.half) != bool(second.half)
     return is_half_of_one_known and not _in_24_hours(first).isdisjoint(_in_24_hours(second))
 
 
 def _plain(text: str) -> str:
-    return _MARKUP.sub(" ", plain_characters(text)).strip().removesuffix(",").strip()
+    plain = _MARKUP.sub(" ", plain_characters(text)).strip().removesuffix(",").strip()
+    return " ".join(plain.split())
 
 
-def _date_or_time(text: str) -> Moment | None:
-    plain = _plain(text)
-    plain_without_point = plain.removesuffix(".")
-    date = _DATE.fullmatch(plain_without_point)
-    if date is not None:
-        return _valid_date(int(date["year"]), int(date["month"]), int(date["day"]))
-    time = _TIME.fullmatch(plain) or _TIME.fullmatch(plain_without_point)
-    if time is not None:
-        return _valid_time(int(time["hour"]), int(time["minute"]), int(time["second"] or 0), time["half"])
-    full_hour = _FULL_HOUR.fullmatch(plain)
-    if full_hour is not None:
-        return _valid_time(int(full_hour["hour"]), 0, 0, full_hour["half"])
-    return None
+def _valid_date(year: int, month: int, day: int, order: str) -> Date | None:
+    is_valid = 1 <= month <= 12 and 0 <= day <= 31
+    return Date(year, month, day, order) if is_valid else None
 
 
-def _valid_date(year: int, month: int, day: int) -> Moment | None:
-    is_valid = 1 <= month <= 12 and 1 <= day <= 31
-    return Moment((year, month, day), is_date=True) if is_valid else None
-
-
-def _valid_time(hour: int, minute: int, second: int, half: str | None) -> Moment | None:
+def _valid_time(hour: int, minute: int, second: int, half: str, is_padded: bool) -> Time | None:
     is_valid_hour = 1 <= hour <= _NOON if half else hour < _HOURS_OF_DAY
     if not is_valid_hour or minute >= 60 or second >= 60:
         return None
-    return Moment((hour, minute, second), (half or "").lower())
+    return Time(hour, minute, second, half, is_padded)
 
 
-def _in_24_hours(moment: Moment) -> set[tuple[int, int, int]]:
+def _in_24_hours(time: Time) -> set[tuple[int, int, int]]:
     """Returns the times on a clock of 24 hours that a time may mean: both halves of the day if it names none."""
-    if moment.is_date:
-        return {moment.numbers}
-    hour, minute, second = moment.numbers
-    if moment.half:
-        first_hour = _NOON if moment.half == "p" else 0
-        return {(first_hour + hour % _NOON, minute, second)}
-    hours = {hour}
-    if hour <= _NOON:
-        hours.add((hour + _NOON) % _HOURS_OF_DAY)
-    return {(possible_hour, minute, second) for possible_hour in hours}
+    if time.half:
+        first_hour = _NOON if time.half == "p" else 0
+        return {(first_hour + time.hour % _NOON, time.minute, time.second)}
+    hours = {time.hour}
+    if time.hour <= _NOON:
+        hours.add((time.hour + _NOON) % _HOURS_OF_DAY)
+    return {(possible_hour, time.minute, time.second) for possible_hour in hours}

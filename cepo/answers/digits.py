@@ -1,24 +1,19 @@
-r"""Joins digits to numbers: thousands (`1,234`), scientific notation (`1.6e-19`), `.5`, and mixed numbers (`13 1/3`)."""
+r"""Numbers of several tokens in one spelling: thousands (`1,234`), `1.6e-19`, `.5`, and mixed numbers (`13 1/3`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from cepo.answers.lexer import Group, Node, Token, is_number, is_sign, read_nodes, text_of
+from cepo.answers.lexer import THREE_DIGITS, Group, Node, Token, depth_change, is_number, is_sign, read_nodes, text_of
 
-REPETENDS = (r"\overline", r"\bar", r"\dot")
-"""Commands that mark the digits of a decimal that repeat."""
-
-
-THREE_DIGITS = re.compile(r"\d{3}(?:\.\d+)?")
 _FIRST_DIGITS = re.compile(r"[1-9]\d{0,2}")
-_OPENING_BRACKETS = ("(", "[", r"\{")
-_CLOSING_BRACKETS = (")", "]", r"\}")
+REPETEND = r"\overline"
+"""The command that marks the digits of a decimal that repeat."""
 
 
 def merged_thousands(nodes: Sequence[Node], commas: bool) -> list[Node]:
-    """Joins the digits of `1,234`, `1{,}234`, `1'234` and `1 234` to one number.
+    """Joins the digits of `1,234`, `1{,}234` and `1 234` to one number.
 
     A comma joins digits only if `commas` is true and it stands outside of brackets: `(1,234)` is a pair. Digits are
     joined if the first part has one to three of them and no leading zero, and every other part exactly three.
@@ -32,10 +27,7 @@ def merged_thousands(nodes: Sequence[Node], commas: bool) -> list[Node]:
             result.append(Group(tuple(merged_thousands(node.body, commas)), node.spaced))
             place += 1
             continue
-        if is_sign(node, *_OPENING_BRACKETS):
-            depth += 1
-        elif is_sign(node, *_CLOSING_BRACKETS):
-            depth -= 1
+        depth += depth_change(node)
         is_behind_a_comma = place > 0 and is_sign(nodes[place - 1], ",")
         is_item = is_behind_a_comma and not node.spaced  # `2,1,234` is a list
         length, text = _thousands_at(nodes, place, commas and depth <= 0 and not is_item)
@@ -89,8 +81,6 @@ def _separator_at(nodes: Sequence[Node], place: int, commas: bool) -> tuple[str,
         return ("{,}", 1) if is_comma else ("", 0)
     if node.spaced or nodes[place + 1].spaced:
         return "", 0
-    if is_sign(node, "'"):
-        return "'", 1
     return (",", 1) if commas and is_sign(node, ",") else ("", 0)
 
 
@@ -103,36 +93,20 @@ def with_numbers(nodes: list[Node]) -> list[Node]:
     result: list[Node] = []
     for place, node in enumerate(nodes):
         previous = result[-1] if result else None
-        if _is_mantissa(nodes, place - 1) or _is_mantissa(nodes, place - 2):
-            continue  # the e and the exponent of the number before
         if _is_needless_point(nodes, place, previous):
             continue
         if not isinstance(node, Token) or node.kind != "number":
             result.append(node)
             continue
-        text = node.text
+        mantissa, _, exponent = node.text.lower().partition("e")
         is_digit_behind_point = previous is not None and is_number(previous) and not node.spaced
-        if text.startswith(".") and not is_digit_behind_point:
-            text = "0" + text
-        if _is_mantissa(nodes, place):
-            text += "e" + text_of(nodes[place + 2])
-        mantissa, _, exponent = text.lower().partition("e")
+        if mantissa.startswith(".") and not is_digit_behind_point:
+            mantissa = "0" + mantissa
         if exponent:
             result += _scientific(mantissa, exponent, node.spaced, previous)
         else:
-            result.append(Token("number", text, node.spaced))
+            result.append(Token("number", mantissa, node.spaced))
     return _with_mixed_numbers(result)
-
-
-def _is_mantissa(nodes: Sequence[Node], place: int) -> bool:
-    r"""Returns whether a number at `place` has an upright e and its exponent behind it: `3\mathrm{e}8`."""
-    if place < 0 or place + 2 >= len(nodes):
-        return False
-    letter = nodes[place + 1]
-    if not isinstance(letter, Token) or not letter.upright or letter.text not in ("e", "E"):
-        return False
-    exponent = nodes[place + 2]
-    return is_number(nodes[place]) and is_number(exponent) and text_of(exponent).isdigit()
 
 
 def _is_needless_point(nodes: Sequence[Node], place: int, previous: Node | None) -> bool:
@@ -143,7 +117,7 @@ def _is_needless_point(nodes: Sequence[Node], place: int, previous: Node | None)
     if place + 1 >= len(nodes):
         return False
     following = nodes[place + 1]
-    return not is_number(following) and not is_sign(following, ".", *REPETENDS)
+    return not is_number(following) and not is_sign(following, ".", REPETEND)
 
 
 def _scientific(mantissa: str, exponent: str, spaced: bool, previous: Node | None) -> list[Node]:

@@ -19,26 +19,23 @@ _CONTEXT.dps = 60
 _EQUAL: Any = _CONTEXT.mpf(10) ** -40
 """The relative difference up to which two floating-point numbers are equal."""
 _NOISE: Any = _CONTEXT.mpf(10) ** -50
-"""The magnitude up to which a sum or a sine is what rounding has left of 0."""
+"""The magnitude up to which a value is what rounding has left of 0."""
 _MOST_EXACT_BITS = 40_000
 """About 12,000 digits; a larger fraction is rounded to 60 digits."""
 _LARGEST_EXPONENT = 10**12
 _LARGEST_NUMERATOR_OF_EXPONENT = 100
 _LARGEST_FACTORIAL = 9_999
 _LONGEST_ROOT_DIGITS = 400
-_LARGEST_ANGLE = 10**6
 NO_NUMBER = "the nodes state no real number"
 
 PI: Real = +_CONTEXT.pi
 E: Real = +_CONTEXT.e
 
-_INVERSES: dict[str, Any] = {
-    r"\arcsin": _CONTEXT.asin,
-    r"\arccos": _CONTEXT.acos,
-    r"\arctan": _CONTEXT.atan,
-}
-INVERSE_FUNCTIONS = tuple(_INVERSES)
-TRIGONOMETRIC_FUNCTIONS = (r"\sin", r"\cos", r"\tan", r"\cot", r"\sec", r"\csc")
+
+def from_digits(digits: str) -> Real:
+    """Returns the value of a decimal, which is 0 if it is as small as what rounding leaves of 0."""
+    value = _CONTEXT.mpf(digits)
+    return Fraction(0) if abs(value) <= _NOISE else value
 
 
 def floating(value: Real) -> Any:
@@ -184,45 +181,3 @@ def binomial(total: Real, chosen: Real) -> Real:
     if not 0 <= chosen <= total <= _LARGEST_FACTORIAL:
         raise ValueError(NO_NUMBER)
     return _bounded(Fraction(math.comb(total.numerator, chosen.numerator)))
-
-
-def trigonometric(name: str, angle: Real) -> Real:
-    """Returns the value of a trigonometric function; raises `ZeroDivisionError` at a pole."""
-    if abs(angle) > _LARGEST_ANGLE:
-        raise ValueError(NO_NUMBER)
-    sine = _without_noise(_CONTEXT.sin(floating(angle)))
-    cosine = _without_noise(_CONTEXT.cos(floating(angle)))
-    # Each function is a quotient.
-    parts: dict[str, tuple[Real, Real]] = {
-        r"\sin": (sine, Fraction(1)),
-        r"\cos": (cosine, Fraction(1)),
-        r"\tan": (sine, cosine),
-        r"\cot": (cosine, sine),
-        r"\sec": (Fraction(1), cosine),
-        r"\csc": (Fraction(1), sine),
-    }
-    dividend, divisor = parts[name]
-    return divided(dividend, divisor)
-
-
-def inverse_trigonometric(name: str, value: Real) -> Real:
-    """Returns the angle, in radians, whose sine, cosine or tangent is the value."""
-    if name != r"\arctan" and abs(value) > 1:
-        raise ValueError(NO_NUMBER)
-    return _without_noise(_INVERSES[name](floating(value)))
-
-
-def logarithm(value: Real, base: Real) -> Real:
-    """Returns the logarithm of a positive value."""
-    if value <= 0 or base <= 0:
-        raise ValueError(NO_NUMBER)
-    return divided(_natural_logarithm(value), _natural_logarithm(base))
-
-
-def _natural_logarithm(value: Real) -> Real:
-    return _without_noise(_CONTEXT.ln(floating(value)))
-
-
-def _without_noise(value: Any) -> Real:
-    """Returns 0 for the sine of the rounded π."""
-    return Fraction(0) if abs(value) <= _NOISE else value

@@ -1,13 +1,17 @@
-"""Reads the text of an answer as tokens, and the tokens as a tree of groups in braces."""
+"""Tokens of an answer, the tree of groups in braces that they form, and its way back into text."""
 
 from __future__ import annotations
 
 import re
-import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["number", "letters", "command", "sign"]
+
+OPENING_BRACKETS = ("(", "[", r"\{")
+CLOSING_BRACKETS = (")", "]", r"\}")
+THREE_DIGITS = re.compile(r"\d{3}(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,14 @@ def is_letters(node: Node) -> bool:
     return isinstance(node, Token) and node.kind == "letters"
 
 
-def is_word(node: Node, *words: str) -> bool:
-    """Returns whether a node is one of these words, in small or capital letters."""
-    return isinstance(node, Token) and node.kind == "letters" and node.text.lower() in words
-
-
 def text_of(node: Node) -> str:
     """Returns the text of a token, and an empty one for a group."""
     return node.text if isinstance(node, Token) else ""
+
+
+def word_of(node: Node | None) -> str:
+    """Returns the text of letters in small letters, and an empty one for other nodes."""
+    return node.text.lower() if isinstance(node, Token) and node.kind == "letters" else ""
 
 
 def with_space(node: Node, spaced: bool = True) -> Node:
@@ -66,80 +70,11 @@ def with_space(node: Node, spaced: bool = True) -> Node:
     return node if node.spaced == spaced else replace(node, spaced=spaced)
 
 
-_CHARACTERS = {
-    "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "′": "'", "’": "'", "‘": "'", "ʹ": "'", "″": '"', "”": '"', "“": '"',
-    "℃": r"^\circ C", "℉": r"^\circ F",
-    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "＋": "+", "π": r"\pi ", "∠": r"\angle ",
-    "≅": r"\cong ", "≈": r"\approx ", "×": r"\times ", "✕": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "•": r"\cdot ",
-    "∙": r"\cdot ", "÷": r"\div ", "∶": ":", "：": ":", "⁄": "/", "∕": "/", "≤": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ",
-    "⩾": r"\geq ", "≠": r"\neq ", "∞": r"\infty ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "Ω": r"\Omega ",
-    "\u2126": r"\Omega ", "µ": r"\mu ", "μ": r"\mu ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ",
-    "λ": r"\lambda ", "φ": r"\varphi ", "ω": r"\omega ", "Δ": r"\Delta ", "△": r"\triangle ", "∥": r"\parallel ",
-    "⊥": r"\perp ", "∼": r"\sim ", "∣": "|", "，": ",", "、": ",", "。": ".", "…": "...", "⟨": r"\langle ", "⟩": r"\rangle ",
-    "ℝ": r"\mathbb{R}", "ℂ": r"\mathbb{C}", "ℚ": r"\mathbb{Q}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "∅": r"\emptyset ",
-}  # fmt: skip
-_ROOTS = {"√": "", "∛": "[3]", "∜": "[4]"}
-_RAISED = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿⁱ]+")
-_LOWERED = re.compile("[₀-₉₊₋]+")
-_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?)?")
-_VULGAR = re.compile("[¼-¾⅐-⅞↉]")
-
-
-def plain_characters(text: str) -> str:
-    """Returns the text with ASCII characters or LaTeX commands for the Unicode signs, digits, fractions and exponents."""
-    if text.isascii():
-        return text
-    text = _VULGAR.sub(_vulgar_fraction, text)
-    text = _RAISED.sub(_exponent, text)
-    text = _LOWERED.sub(_index, text)
-    text = _ROOT.sub(_root, text)
-    plain = "".join(_plain_character(character) for character in text)
-    return plain.replace("\u2212", "-")
-
-
-def _vulgar_fraction(match: re.Match[str]) -> str:
-    numerator, _, denominator = unicodedata.normalize("NFKC", match[0]).partition("⁄")
-    return rf"\frac{{{numerator}}}{{{denominator}}}"
-
-
-def _exponent(match: re.Match[str]) -> str:
-    digits = unicodedata.normalize("NFKC", match[0])
-    return f"^{{{digits}}}"
-
-
-def _index(match: re.Match[str]) -> str:
-    digits = unicodedata.normalize("NFKC", match[0])
-    return f"_{{{digits}}}"
-
-
-def _root(match: re.Match[str]) -> str:
-    radicand = f"{{{match[2]}}}" if match[2] else ""
-    return rf"\sqrt{_ROOTS[match[1]]}{radicand}"
-
-
-def _plain_character(character: str) -> str:
-    if character.isascii():
-        return character
-    if character in _CHARACTERS:
-        return _CHARACTERS[character]
-    category = unicodedata.category(character)
-    if category == "Nd":
-        return str(unicodedata.digit(character))
-    if category == "Zs":
-        return " "
-    if category == "Cf":  # a mark without width
-        return ""
-    compatible = unicodedata.normalize("NFKC", character)
-    if compatible.isascii():
-        return compatible
-    return _CHARACTERS.get(compatible, character)
-
-
 _RELATIONS = {"<=": r"\leq", ">=": r"\geq", "!=": r"\neq"}
 _TOKEN = re.compile(
     r"(?P<nothing>\\!)|(?P<space>\s+|~|\\[,;:>/ ]|\\\s)"
     r"|(?P<number>(?:\d+\.\d+|\.\d+|\d+)(?:[eE][+-]?\d+(?!\d|\.\d))?)"
-    r"|(?P<letters>[A-Za-z]+)"
+    r"|(?P<letters>[A-Za-z]+|[\u4e00-\u9fff]+)"
     r"|(?P<relation><=|>=|(?<=[\sA-Za-z])!=)"  # `5!=120` is a factorial
     r"|(?P<command>\\(?:[A-Za-z]+\*?|\\|.))"
     r"|(?P<sign>.)",
@@ -150,8 +85,7 @@ _TOKEN = re.compile(
 def read_nodes(text: str) -> list[Node]:
     r"""Returns the tree of a text; a brace without partner is a sign.
 
-    `\\` is one token, so that `\\ 2` in a matrix holds no space command. `1.6e-19` is one number, because no space
-    stands in it; in `2 e - 3` and `2e` the `e` is a letter.
+    `1.6e-19` is one number, because no space stands in it; in `2 e - 3` and `2e` the `e` is a letter.
     """
     bodies: list[list[Node]] = [[]]  # the nodes of the text and of each brace that is open
     spaces: list[bool] = []  # whether a space stands before each of these braces
@@ -179,3 +113,104 @@ def read_nodes(text: str) -> list[Node]:
         bodies[-1].append(Token("sign", "{", spaces.pop()))
         bodies[-1].extend(body)
     return bodies[0]
+
+
+def written(nodes: Sequence[Node]) -> str:
+    """Returns the text of nodes, without spaces but where it would be read differently without them."""
+    text = ""
+    previous: Node | None = None
+    before_previous: Node | None = None
+    for node in nodes:
+        if previous is not None and _needs_a_space(before_previous, previous, node):
+            text += " "
+        text += "{" + written(node.body) + "}" if isinstance(node, Group) else node.text
+        before_previous = previous
+        previous = node
+    return text
+
+
+def _needs_a_space(before_previous: Node | None, previous: Node, node: Node) -> bool:
+    """Returns whether a node directly behind the previous one would be read differently."""
+    if isinstance(previous, Group) or isinstance(node, Group):
+        return False
+    if is_number(previous) and is_number(node):
+        return node.spaced  # `6 0` is not 60
+    if is_letters(previous) and is_letters(node):
+        return node.spaced  # `no solution` has two words
+    ends_in_letter = previous.kind == "command" and previous.text[-1:].isalpha()
+    if ends_in_letter and node.text[:1].isalpha():
+        return True
+    if before_previous is None or not is_number(before_previous):
+        return False
+    if is_sign(previous, ",") and is_number(node):
+        return THREE_DIGITS.fullmatch(node.text) is not None  # `1, 234` is not 1234
+    is_e = previous.text in ("e", "E")
+    return is_e and (is_number(node) or is_sign(node, "+", "-"))  # `2e -3` is not 0.002
+
+
+class NodeCursor:
+    """A place in a sequence of nodes, which moves forward."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._place: int = 0
+
+    def _peek(self, ahead: int = 0) -> Node | None:
+        """Returns the next node, or the one `ahead` nodes behind it; None behind the last one."""
+        place = self._place + ahead
+        return self._nodes[place] if place < len(self._nodes) else None
+
+    def _next_is(self, *texts: str) -> bool:
+        """Returns whether the next node is one of these signs or commands."""
+        node = self._peek()
+        return node is not None and is_sign(node, *texts)
+
+    def _skip(self, *texts: str) -> bool:
+        """Moves past the next node if it is one of these signs or commands; returns whether it was."""
+        is_next = self._next_is(*texts)
+        if is_next:
+            self._place += 1
+        return is_next
+
+    def _parenthesised(self) -> list[Node] | None:
+        """Moves past the parentheses that come next and returns what stands in them; None if none come or none close."""
+        if not self._next_is("("):
+            return None
+        depth = 0
+        for place in range(self._place, len(self._nodes)):
+            depth += is_sign(self._nodes[place], "(") - is_sign(self._nodes[place], ")")
+            if depth == 0:
+                inner = list(self._nodes[self._place + 1 : place])
+                self._place = place + 1
+                return inner
+        return None
+
+
+def depth_change(node: Node) -> int:
+    """Returns 1 for an opening bracket, -1 for a closing one, else 0."""
+    if is_sign(node, *OPENING_BRACKETS):
+        return 1
+    return -1 if is_sign(node, *CLOSING_BRACKETS) else 0
+
+
+def split_outside_brackets(nodes: Sequence[Node], is_separator: Callable[[Node], bool]) -> list[list[Node]]:
+    """Splits nodes at the separators outside of brackets."""
+    parts: list[list[Node]] = [[]]
+    depth = 0
+    for node in nodes:
+        depth += depth_change(node)
+        if depth == 0 and is_separator(node):
+            parts.append([])
+        else:
+            parts[-1].append(node)
+    return parts
+
+
+def closes_last(nodes: Sequence[Node]) -> bool:
+    """Returns whether the first bracket is closed by the last one."""
+    depth = 0
+    for node in nodes[:-1]:
+        depth += depth_change(node)
+        if depth <= 0:
+            return False
+    return True

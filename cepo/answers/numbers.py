@@ -1,4 +1,4 @@
-r"""Reads an answer that states one real number and computes its value (`cepo.answers.exact_numbers`).
+r"""The value of an answer that states one real number (`cepo.answers.exact_numbers`).
 
 The grammar, in which juxtaposition binds more tightly than `/`, as in `1/2\pi`:
 
@@ -8,46 +8,38 @@ The grammar, in which juxtaposition binds more tightly than `/`, as in `1/2\pi`:
     row     = ["+" | "-"] power {power}
     power   = atom {"^" exponent | "!" | "%"}
     atom    = decimal | integer "\frac{" integer "}{" integer "}" | "\frac" group group | "\sqrt" ["[" sum "]"] group
-            | "\pi" | "e" | "\exp" atom | function | "\binom" group group | "(" sum ")" | "[" sum "]" | "{" sum "}" | "|" sum "|"
-    function = ("\sin" | "\ln" | ...) ["^" exponent] argument | "\log" ["_" atom] argument
-    argument = "(" sum ")" | power {power}
+            | "\pi" | "e" | "\binom" group group | "(" sum ")" | "[" sum "]" | "{" sum "}" | "|" sum "|"
 
-An angle is in radians (`cepo.answers.spelling` converts degrees), and a logarithm without a base has base 10.
+Numbers with functions (`\sin`, `\log`) are read by math-verify and computed by sympy: `cepo.answers.algebra`. An angle is
+in radians (`cepo.answers.spelling` converts degrees), and a logarithm without a base has base 10.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from fractions import Fraction
 from functools import lru_cache
 
-from cepo.answers.cursor import NodeCursor
-from cepo.answers.digits import REPETENDS
+from cepo.answers.algebra import LONGEST_EXPRESSION, constant_value, is_nested_too_deep
+from cepo.answers.digits import REPETEND
 from cepo.answers.exact_numbers import (
-    INVERSE_FUNCTIONS,
     NO_NUMBER,
     PI,
-    TRIGONOMETRIC_FUNCTIONS,
     E,
     Real,
     added,
     binomial,
     divided,
     factorial,
-    inverse_trigonometric,
-    logarithm,
     multiplied,
     power,
     root,
-    trigonometric,
 )
-from cepo.answers.lexer import Group, Node, Token, is_number, is_sign, read_nodes
-from cepo.answers.magnitude import is_too_long
+from cepo.answers.lexer import Group, Node, NodeCursor, Token, is_number, is_sign, read_nodes
 
-_LOGARITHMS = (r"\ln", r"\log", r"\lg")
-_INVERSE_OF = {r"\sin": r"\arcsin", r"\cos": r"\arccos", r"\tan": r"\arctan"}
-_FUNCTIONS = (*_LOGARITHMS, *INVERSE_FUNCTIONS, *TRIGONOMETRIC_FUNCTIONS)
-_FACTORS = ("(", r"\frac", r"\sqrt", r"\pi", r"\exp", r"\binom", *_FUNCTIONS)
+ANGLE_FUNCTIONS = (r"\sin", r"\cos", r"\tan", r"\cot", r"\sec", r"\csc")
+_FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|ln|log)(?![A-Za-z])")
+_FACTORS = ("(", r"\frac", r"\sqrt", r"\pi", r"\binom")
 """What begins a further factor of a product without a sign, apart from numbers, braces and `e`."""
 _CLOSING = {"(": ")", "[": "]", "|": "|"}
 
@@ -55,13 +47,11 @@ _CLOSING = {"(": ")", "[": "]", "|": "|"}
 @lru_cache(maxsize=8192)
 def value_of(text: str) -> Real | None:
     """Returns the value of a text in normal form that states one real number (a ratio is a fraction), else None."""
-    if is_too_long(text):
+    if len(text) > LONGEST_EXPRESSION or is_nested_too_deep(text):
         return None
-    return value_of_nodes(read_nodes(text))
-
-
-def value_of_nodes(nodes: Sequence[Node]) -> Real | None:
-    """Returns the value that nodes in normal form state, or None."""
+    if _FUNCTION.search(text):
+        return constant_value(text)
+    nodes = read_nodes(text)
     colons = [place for place, node in enumerate(nodes) if is_sign(node, ":")]
     try:
         if len(colons) != 1:
@@ -170,50 +160,15 @@ class _Reader(NodeCursor):
         if name == r"\sqrt":
             degree: Real = self._closed("]") if self._skip("[") else Fraction(2)
             return root(self._group(), degree)
-        if name == r"\exp":
-            return power(E, self._atom())
         if name == r"\binom":
             total = self._group()
             chosen = self._group()
             return binomial(total, chosen)
-        if name in _LOGARITHMS:
-            return self._logarithm(name)
-        if name in _FUNCTIONS:
-            return self._function_of_angle(name)
         if name == "|":
             return abs(self._closed("|"))
         if name in _CLOSING:
             return self._closed(_CLOSING[name])
         raise ValueError(NO_NUMBER)
-
-    def _logarithm(self, name: str) -> Real:
-        base: Real = E if name == r"\ln" else Fraction(10)
-        if self._skip("_"):
-            base = self._atom()
-        return logarithm(self._argument(), base)
-
-    def _function_of_angle(self, name: str) -> Real:
-        r"""Reads what stands behind the name of a trigonometric function or an inverse; `\sin^{-1}` is an inverse."""
-        exponent: Real = Fraction(1)
-        if self._skip("^"):
-            exponent = self._exponent()
-        if exponent == -1:
-            inverse_name = _INVERSE_OF.get(name)
-            if inverse_name is None:
-                raise ValueError(NO_NUMBER)
-            return inverse_trigonometric(inverse_name, self._argument())
-        argument = self._argument()
-        function = inverse_trigonometric if name in INVERSE_FUNCTIONS else trigonometric
-        return power(function(name, argument), exponent)
-
-    def _argument(self) -> Real:
-        r"""Reads parentheses, or factors up to the next function: `2\pi` of `\sin 2\pi \cos \pi`."""
-        if self._next_is("("):
-            return self._atom()
-        value = self._power()
-        while self._starts_a_factor() and not self._next_is(*_FUNCTIONS, "("):
-            value = multiplied(value, self._power())
-        return value
 
     def _closed(self, closing: str) -> Real:
         """Returns the sum up to a closing bracket."""
@@ -234,11 +189,11 @@ class _Reader(NodeCursor):
         value = Fraction(text)
         if "." not in text:
             if self._skip("."):  # `0.\overline{3}`
-                if not self._next_is(*REPETENDS):
+                if not self._next_is(REPETEND):
                     raise ValueError(NO_NUMBER)
             else:
                 return value + self._fraction_of_mixed_number()
-        if not self._skip(*REPETENDS):
+        if not self._skip(REPETEND):
             return value
         digits = _digits_of(self._peek())
         if not digits:

@@ -1,33 +1,37 @@
-r"""Gives the parts of an answer one spelling: fractions, roots, matrices, degrees, words and exponents.
+r"""One spelling for fractions, roots, degrees, words and exponents.
 
-A text becomes a tree of nodes (`cepo.answers.lexer`), `typesetting`, `digits` and the steps of this module simplify the
-tree, and `writing` turns it into text.
+A text becomes a tree of nodes (`cepo.answers.lexer`); `typesetting`, `digits` and the steps of this module simplify it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from cepo.answers.angles import with_angles, with_degrees
+from cepo.answers.characters import plain_characters
 from cepo.answers.digits import merged_thousands, with_numbers
-from cepo.answers.environments import with_environments
-from cepo.answers.fractions_and_roots import take_radicand, with_fractions
 from cepo.answers.lexer import (
     Group,
     Node,
+    NodeCursor,
     Token,
     is_letters,
     is_number,
     is_sign,
-    is_word,
-    plain_characters,
     read_nodes,
     text_of,
     with_space,
+    word_of,
+    written,
 )
-from cepo.answers.typesetting import without_typesetting
+from cepo.answers.numbers import ANGLE_FUNCTIONS
+from cepo.answers.typesetting import DEGREE, without_typesetting
 
-_PREFIXES = (r"\angle", r"\triangle", r"\parallel", r"\perp", r"\cong", r"\sim")
+_WITH_TWO_ARGUMENTS = {
+    r"\frac": r"\frac", r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\nicefrac": r"\frac",
+    r"\binom": r"\binom", r"\dbinom": r"\binom",
+}  # fmt: skip
+_WITHOUT_ARGUMENT = (r"\angle", r"\triangle", r"\parallel", r"\perp", r"\cong", r"\sim")
 """Commands without an argument, so that braces behind them mean nothing: `\\angle{ABC}`."""
 
 
@@ -51,69 +55,210 @@ def _in_groups(step: Callable[[list[Node]], list[Node]], nodes: Sequence[Node]) 
     return step(changed)
 
 
+def _with_fractions(nodes: list[Node]) -> list[Node]:
+    r"""Writes every fraction as `\frac{a}{b}` and every root as `\sqrt{a}` or `\sqrt[n]{a}`."""
+    return _FractionsAndRoots(nodes).whole()
+
+
+class _FractionsAndRoots(NodeCursor):
+    """Gives commands their arguments in braces."""
+
+    def whole(self) -> list[Node]:
+        result: list[Node] = []
+        while self._place < len(self._nodes):
+            node = self._nodes[self._place]
+            self._place += 1
+            if text_of(node) in _WITH_TWO_ARGUMENTS:
+                result.append(Token("command", _WITH_TWO_ARGUMENTS[text_of(node)], node.spaced))
+                result += self._argument()
+                result += self._argument()
+            elif is_sign(node, r"\sqrt") or self._is_root_in_words(node):
+                result.append(Token("command", r"\sqrt", node.spaced))
+                result += self._index()
+                result += self._radicand()
+            else:
+                result.append(node)
+        return result
+
+    def _is_root_in_words(self, node: Node) -> bool:
+        """Returns whether a node is the word of `sqrt(3)` or `sqrt3`."""
+        following = self._peek()
+        if word_of(node) != "sqrt" or following is None:
+            return False
+        return is_sign(following, "(") or is_number(following)
+
+    def _argument(self) -> list[Node]:
+        r"""Takes the argument that a command finds next: a group, one character (`\frac12`), or one token."""
+        node = self._peek()
+        if node is None or is_sign(node, "{", "}", "["):
+            return []  # a brace without partner is no argument
+        self._place += 1
+        if isinstance(node, Group):
+            return [with_space(node, False)]
+        text = node.text
+        if node.kind in ("number", "letters") and len(text) > 1 and text.isalnum():
+            first_character = Token(node.kind, text[0], upright=node.upright)
+            other_characters = Token(node.kind, text[1:], upright=node.upright)
+            self._nodes = [*self._nodes[: self._place], other_characters, *self._nodes[self._place :]]
+            return [Group((first_character,))]
+        return [Group((with_space(node, False),))]
+
+    def _index(self) -> list[Node]:
+        """Takes the index of a root with its brackets, if one comes next."""
+        if not self._next_is("["):
+            return []
+        for place in range(self._place, len(self._nodes)):
+            if is_sign(self._nodes[place], "]"):
+                index = [with_space(node, False) for node in self._nodes[self._place : place + 1]]
+                self._place = place + 1
+                return index
+        return []
+
+    def _radicand(self) -> list[Node]:
+        r"""Takes what stands under a root: a group, the parentheses of `sqrt(...)`, a number after a space, or one token."""
+        inner = self._parenthesised()
+        if inner is not None:
+            return [Group(tuple(inner))]
+        node = self._peek()
+        if node is not None and is_number(node) and node.spaced:
+            self._place += 1
+            return [Group((with_space(node, False),))]
+        return self._argument()
+
+
+def _with_degrees(nodes: list[Node]) -> list[Node]:
+    """Writes every degree sign as one command."""
+    result: list[Node] = []
+    place = 0
+    while place < len(nodes):
+        node = nodes[place]
+        place += 1
+        if is_sign(node, "^") and place < len(nodes) and _is_degree(nodes[place]):
+            raised = nodes[place]
+            place += 1
+            result.append(Token("command", DEGREE, node.spaced))
+            if isinstance(raised, Group):
+                result += raised.body[1:]  # the letter of `^{\circ C}`
+        elif is_sign(node, r"\circ"):
+            result.append(Token("command", DEGREE, node.spaced))
+        else:
+            result.append(node)
+    return result
+
+
+def _is_degree(node: Node) -> bool:
+    r"""Returns whether a node is the raised `\circ`, `{\circ}`, `{\circ C}`, `o` or `{o}`."""
+    if isinstance(node, Group):
+        if not node.body:
+            return False
+        is_only_node = len(node.body) == 1
+        return is_sign(node.body[0], r"\circ", DEGREE) or (is_only_node and _is_degree(node.body[0]))
+    return is_sign(node, r"\circ", DEGREE) or (node.kind == "letters" and node.text == "o")
+
+
+_ENDS_OF_ARGUMENTS = ("=", r"\approx", ",", ";")
+
+
+def _with_radians(nodes: list[Node]) -> list[Node]:
+    r"""Writes the degrees behind a trigonometric function in radians: `\sin{\frac{30\pi}{180}}`."""
+    result: list[Node] = []
+    is_in_argument = False
+    for place, node in enumerate(nodes):
+        if is_sign(node, *ANGLE_FUNCTIONS):
+            is_in_argument = not _is_inverse(nodes[place + 1 : place + 3])
+        elif is_sign(node, *_ENDS_OF_ARGUMENTS):
+            is_in_argument = False
+        if is_in_argument:
+            _add_in_radians(result, node)
+        else:
+            result.append(node)
+    return result
+
+
+def _add_in_radians(result: list[Node], node: Node) -> None:
+    """Adds a node to those before it; a degree sign becomes a factor of π/180 of the value before it."""
+    if isinstance(node, Group):
+        body: list[Node] = []
+        for inner in node.body:
+            _add_in_radians(body, inner)
+        result.append(Group(tuple(body), node.spaced))
+    elif is_sign(node, DEGREE) and result:
+        numerator = Group((*_take_last_factor(result), Token("command", r"\pi")))
+        denominator = Group((Token("number", "180"),))
+        result.append(Group((Token("command", r"\frac"), numerator, denominator)))
+    else:
+        result.append(node)
+
+
+def _is_inverse(behind: Sequence[Node]) -> bool:
+    r"""Returns whether a function with these nodes behind it is the inverse one: `\sin^{-1}`."""
+    if len(behind) != 2 or not is_sign(behind[0], "^") or not isinstance(behind[1], Group):
+        return False
+    return written(behind[1].body) == "-1"
+
+
+def _take_last_factor(nodes: list[Node]) -> list[Node]:
+    """Removes and returns the last factor: what stands in parentheses, or one node, or a fraction."""
+    start = len(nodes) - 1
+    if is_sign(nodes[-1], ")"):
+        depth = 0
+        for start in range(len(nodes) - 1, -1, -1):
+            depth += is_sign(nodes[start], ")") - is_sign(nodes[start], "(")
+            if depth == 0:
+                break
+    elif len(nodes) > 2 and is_sign(nodes[-3], r"\frac"):
+        start = len(nodes) - 3
+    factor = nodes[start:]
+    del nodes[start:]
+    return [with_space(node, False) for node in factor]
+
+
 _MULTIPLES = {
-    "dozen": "12", "hundred": "100", "thousand": "1000", "lakh": "100000", "million": "1000000", "crore": "10000000",
-    "billion": "1000000000", "trillion": "1000000000000",
+    "hundred": "100", "thousand": "1000", "million": "1000000", "billion": "1000000000", "trillion": "1000000000000",
+    "dozen": "12", "万": "10000", "亿": "100000000",
 }  # fmt: skip
-_PERCENT = ("percent", "percents", "pct")
+_PERCENT = ("percent", "percents", "percentage", "pct")
 
 
 def _with_words(nodes: list[Node]) -> list[Node]:
     """Writes the words `pi`, `infinity`, `percent`, `million` and the `to` of a ratio as mathematics."""
     result: list[Node] = []
-    for position, node in enumerate(nodes):
-        if not isinstance(node, Token) or node.kind != "letters":
-            result.append(node)
-            continue
-        word = node.text.lower()
-        behind = nodes[position + 1 :]
-        if node.text in ("pi", "Pi", "PI"):
-            result.append(Token("command", r"\pi", node.spaced))
-        elif word == "infinity":
-            result.append(Token("command", r"\infty", node.spaced))
-        elif not result:
-            result.append(node)
-        elif word == "x" and is_number(result[-1]) and _begins_power_of_ten(behind):
-            result.append(Token("command", r"\times"))
-        elif word in _PERCENT:
-            result.append(Token("sign", "%"))
-        elif word == "cent" and is_word(result[-1], "per"):
-            result[-1] = Token("sign", "%")
-        elif word in _MULTIPLES and _is_number_or_group(result[-1]):
-            result += [Token("command", r"\cdot"), Token("number", _MULTIPLES[word])]
-        elif word == "to" and behind and _is_value(result[-1]) and _is_value(behind[0]):
-            result.append(Token("sign", ":"))
+    for place, node in enumerate(nodes):
+        behind = nodes[place + 1] if place + 1 < len(nodes) else None
+        if isinstance(node, Token) and node.kind == "letters":
+            _add_word(result, node, behind)
         else:
             result.append(node)
     return result
 
 
-def _with_natural_logarithms(nodes: list[Node]) -> list[Node]:
-    r"""Writes `\log_e` as `\ln`. As in LaTeX the index is one character, so that `\log_ex` is `\ln x`."""
-    result: list[Node] = []
-    remaining = list(nodes)
-    while remaining:
-        node = remaining.pop(0)
-        if not is_sign(node, r"\log") or len(remaining) < 2 or not is_sign(remaining[0], "_"):
-            result.append(node)
-            continue
-        index = remaining[1]
-        is_in_braces = isinstance(index, Group)
-        letters = index.body[0] if is_in_braces and len(index.body) == 1 else index
-        if text_of(letters) == "e":
-            result.append(Token("command", r"\ln", node.spaced))
-            del remaining[:2]
-        elif is_letters(letters) and text_of(letters).startswith("e") and not is_in_braces:
-            result.append(Token("command", r"\ln", node.spaced))
-            remaining[:2] = [Token("letters", text_of(letters)[1:])]
-        else:
-            result.append(node)
-    return result
-
-
-def _begins_power_of_ten(nodes: Sequence[Node]) -> bool:
-    """Returns whether nodes begin with `10^`, so that the x of `1.6 x 10^3` before them is a sign."""
-    return len(nodes) > 1 and text_of(nodes[0]) == "10" and is_sign(nodes[1], "^")
+def _add_word(result: list[Node], node: Token, behind: Node | None) -> None:
+    """Adds a word, or what it stands for, to the nodes before it; `behind` is the node behind the word."""
+    word = node.text.lower()
+    previous = result[-1] if result else None
+    if word == "pi":
+        result.append(Token("command", r"\pi", node.spaced))
+    elif word == "infinity":
+        result.append(Token("command", r"\infty", node.spaced))
+    elif previous is None:
+        result.append(node)
+    elif word == "x" and is_number(previous) and behind is not None and text_of(behind) == "10":
+        result.append(Token("command", r"\times"))
+    elif word in _PERCENT:
+        result.append(Token("sign", "%"))
+    elif word in ("point", "points") and is_sign(previous, "%"):
+        return  # `25 percentage points`
+    elif word == "cent" and word_of(previous) == "per":
+        result[-1] = Token("sign", "%")
+    elif word in _MULTIPLES and _is_number_or_group(previous):
+        result += [Token("command", r"\cdot"), Token("number", _MULTIPLES[word])]
+    elif word[0] in _MULTIPLES and is_number(previous):  # `12万元`
+        result += [Token("command", r"\cdot"), Token("number", _MULTIPLES[word[0]])]
+        result.append(replace(node, text=word[1:]))
+    elif word == "to" and behind is not None and _is_value(previous) and _is_value(behind):
+        result.append(Token("sign", ":"))
+    else:
+        result.append(node)
 
 
 def _is_number_or_group(node: Node) -> bool:
@@ -126,33 +271,37 @@ def _is_value(node: Node) -> bool:
 
 def _with_exponents(nodes: list[Node]) -> list[Node]:
     """Writes `**` as `^`, and puts exponents of more than one character in braces: `x^{10}`, `x^2`."""
-    result: list[Node] = []
-    remaining = list(nodes)
-    while remaining:
-        node = remaining.pop(0)
-        is_power_sign = (
-            is_sign(node, "*") and bool(remaining) and is_sign(remaining[0], "*") and not remaining[0].spaced
-        )
-        if is_power_sign and result:
-            remaining.pop(0)
-            node = Token("sign", "^")
-        result.append(node)
-        if is_sign(node, "^") and remaining and not is_sign(remaining[0], "{", "}", "^"):
-            result.append(_as_exponent(_take_exponent(remaining)))
-    return result
+    return _Exponents(nodes).whole()
 
 
-def _take_exponent(remaining: list[Node]) -> list[Node]:
-    """Removes and returns the exponent behind `^`: what stands in parentheses or braces, a signed number, or one node."""
-    if is_sign(remaining[0], "("):
-        argument: list[Node] = []
-        take_radicand(remaining, argument)
-        group = argument[0] if argument else None
-        return list(group.body) if isinstance(group, Group) else argument
-    if is_sign(remaining[0], "-", "+") and len(remaining) > 1 and is_number(remaining[1]):
-        return [remaining.pop(0), remaining.pop(0)]
-    node = remaining.pop(0)
-    return list(node.body) if isinstance(node, Group) else [node]
+class _Exponents(NodeCursor):
+    """Gives powers one spelling."""
+
+    def whole(self) -> list[Node]:
+        result: list[Node] = []
+        while self._place < len(self._nodes):
+            node = self._nodes[self._place]
+            self._place += 1
+            if result and is_sign(node, "*") and self._skip("*"):
+                node = Token("sign", "^")
+            result.append(node)
+            is_raised = is_sign(node, "^") and self._peek() is not None
+            if is_raised and not self._next_is("{", "}", "^"):
+                result.append(_as_exponent(self._exponent()))
+        return result
+
+    def _exponent(self) -> list[Node]:
+        """Takes the exponent behind `^`: what stands in parentheses or braces, a signed number, or one node."""
+        inner = self._parenthesised()
+        if inner is not None:
+            return inner
+        node = self._nodes[self._place]
+        self._place += 1
+        following = self._peek()
+        if is_sign(node, "-", "+") and following is not None and is_number(following):
+            self._place += 1
+            return [node, following]
+        return list(node.body) if isinstance(node, Group) else [node]
 
 
 def _as_exponent(nodes: Sequence[Node]) -> Node:
@@ -167,9 +316,9 @@ def _as_exponent(nodes: Sequence[Node]) -> Node:
 def _without_braces(nodes: list[Node]) -> list[Node]:
     """Drops braces that hold nothing or one token, unless they hold the argument of a command."""
     result: list[Node] = []
-    for position, node in enumerate(nodes):
-        previous = nodes[position - 1] if position else None
-        following = nodes[position + 1] if position + 1 < len(nodes) else None
+    for place, node in enumerate(nodes):
+        previous = nodes[place - 1] if place else None
+        following = nodes[place + 1] if place + 1 < len(nodes) else None
         if not isinstance(node, Group) or _takes_argument(previous) or isinstance(following, Group):
             result.append(node)
             continue
@@ -188,10 +337,9 @@ def _takes_argument(node: Node | None) -> bool:
         return False
     if isinstance(node, Group) or is_sign(node, "^", "_", "]"):
         return True
-    return node.kind == "command" and node.text not in _PREFIXES
+    return node.kind == "command" and node.text not in _WITHOUT_ARGUMENT
 
 
 _STEPS: tuple[Callable[[list[Node]], list[Node]], ...] = (
-    with_fractions, with_environments, with_degrees, with_angles, with_numbers, _with_natural_logarithms, _with_words,
-    _with_exponents, _without_braces,
+    _with_fractions, _with_degrees, _with_radians, with_numbers, _with_words, _with_exponents, _without_braces,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Splits an answer in normal form into its parts: lists, tuples, sets, matrices, ratios and systems of equations."""
+"""Answers of several parts: lists, tuples, sets, ratios, and intervals with their inequalities."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cepo.answers.brackets import CLOSING_BRACKETS, OPENING_BRACKETS, closes_last, split_outside_brackets
 from cepo.answers.exact_numbers import Real, floating
-from cepo.answers.latex_symbols import written
-from cepo.answers.lexer import Group, Node, Token, is_sign, read_nodes, text_of
+from cepo.answers.lexer import (
+    CLOSING_BRACKETS,
+    OPENING_BRACKETS,
+    Node,
+    closes_last,
+    is_sign,
+    read_nodes,
+    split_outside_brackets,
+    text_of,
+    word_of,
+    written,
+)
 from cepo.answers.numbers import value_of
 from cepo.answers.statements import named_parts
 
-MOST_PARTS = 64
+_MOST_PARTS = 64
 _SAME_RATIO = 1e-30
 """The relative difference up to which two quotients are equal."""
+_DOUBLE_SIGN = re.compile(r"\\(?:pm|mp)(?![A-Za-z]) ?")
+_NEEDLESS_PLUS = re.compile(r"(?:^|(?<=[=({]))\+")
 
 
 @dataclass(frozen=True)
@@ -24,37 +35,67 @@ class Parts:
     """An answer of several parts.
 
     Attributes:
-        kind: `list` (`1, 2`; `1 or 2`), `tuple` (`(1,2)`), `set`, `matrix`, or `ratio` (`1:2:3`).
-        items: the texts of the parts; of a matrix, row by row.
-        row: the number of columns of a matrix, else 0.
+        kind: `list` (`1, 2`; `1 or 2`), `tuple` (`(1,2)`), `set`, or `ratio` (`1:2:3`).
+        items: the texts of the parts.
     """
 
     kind: str
     items: tuple[str, ...]
-    row: int = 0
 
 
 @lru_cache(maxsize=4096)
 def parts_of(text: str) -> Parts | None:
     """Returns the parts of an answer in normal form, or None if it is one value."""
-    nodes = read_nodes(text)
+    nodes = _without_membership(read_nodes(text))
     if not nodes:
         return None
-    if is_sign(nodes[0], r"\begin"):
-        return _matrix(nodes) or _system(nodes)
     items = split_outside_brackets(nodes, _is_separator)
     if len(items) > 1:
-        return _parts("list", _texts_with_both_signs(items))
+        return _parts("list", items)
     terms = split_outside_brackets(nodes, lambda node: is_sign(node, ":"))
     if len(terms) > 2:
-        return _parts("ratio", [written(term) for term in terms])
+        return _parts("ratio", terms)
+    named = _named_coordinates(nodes)
+    if named is not None:
+        return named
     if _is_in_brackets(nodes):
         items = split_outside_brackets(nodes[1:-1], _is_separator)
         if is_sign(nodes[-1], r"\}"):
-            return _parts("set", _texts_with_both_signs(items))
-        return _parts("tuple", _texts_with_both_signs(items)) if len(items) > 1 else None
-    values = _with_both_signs(nodes)
-    return _parts("list", values) if len(values) > 1 else None
+            return _parts("set", items)
+        return _parts("tuple", items) if len(items) > 1 else None
+    return _parts("list", [nodes]) if len(_with_both_signs(written(nodes))) > 1 else None
+
+
+def _parts(kind: str, items: Sequence[Sequence[Node]]) -> Parts | None:
+    """Returns the parts, or None if one is empty or there are too many."""
+    texts: list[str] = []
+    for item in items:
+        texts += _with_both_signs(written(item))
+    is_complete = all(texts) and len(texts) <= _MOST_PARTS
+    return Parts(kind, tuple(texts)) if is_complete else None
+
+
+def _is_separator(node: Node) -> bool:
+    return is_sign(node, ",", ";", r"\cup", r"\lor") or word_of(node) in ("or", "and", "和", "或")
+
+
+def _without_membership(nodes: list[Node]) -> list[Node]:
+    r"""Returns `\{1,2\}` for `x\in\{1,2\}`."""
+    is_in_a_set = len(nodes) > 3 and is_sign(nodes[1], r"\in") and is_sign(nodes[2], r"\{")
+    return nodes[2:] if is_in_a_set else nodes
+
+
+def _named_coordinates(nodes: Sequence[Node]) -> Parts | None:
+    """Returns the list `x=2, y=3` for `(x,y)=(2,3)`, or None."""
+    sides = split_outside_brackets(nodes, lambda node: is_sign(node, "="))
+    if len(sides) != 2 or not all(side and _is_in_brackets(side) for side in sides):
+        return None
+    names, values = (split_outside_brackets(side[1:-1], _is_separator) for side in sides)
+    if len(names) != len(values):
+        return None
+    items = [f"{written(name)}={written(value)}" for name, value in zip(names, values, strict=True)]
+    are_named = all(name and name != "=" for name in map(_name_of, items))
+    return Parts("list", tuple(items)) if are_named else None
 
 
 def _is_in_brackets(nodes: Sequence[Node]) -> bool:
@@ -90,110 +131,37 @@ def without_point_name(text: str) -> str:
     return written(coordinates) if is_tuple else text
 
 
-def _parts(kind: str, items: Sequence[str], row: int = 0) -> Parts | None:
-    """Returns the parts, or None if one is empty or there are too many."""
-    is_complete = all(items) and len(items) <= MOST_PARTS
-    return Parts(kind, tuple(items), row) if is_complete else None
-
-
-def _is_separator(node: Node) -> bool:
-    is_word = isinstance(node, Token) and node.kind == "letters" and node.text in ("or", "and")
-    return is_word or is_sign(node, ",", ";")
-
-
-def _texts_with_both_signs(items: Sequence[Sequence[Node]]) -> list[str]:
-    texts: list[str] = []
-    for item in items:
-        texts += _with_both_signs(item)
-    return texts
-
-
-def _with_both_signs(nodes: Sequence[Node]) -> list[str]:
-    r"""Returns `1+2` and `1-2` for `1\pm2`, also within groups (`\frac{1\pm2}{3}`); else the one text."""
-    if _number_of_double_signs(nodes) != 1:
-        return [written(nodes)]
-    return [written(_with_sign(nodes, sign)) for sign in "+-"]
-
-
-def _number_of_double_signs(nodes: Sequence[Node]) -> int:
-    count = 0
-    for node in nodes:
-        if isinstance(node, Group):
-            count += _number_of_double_signs(node.body)
-        elif is_sign(node, r"\pm", r"\mp"):
-            count += 1
-    return count
-
-
-def _with_sign(nodes: Sequence[Node], sign: str) -> list[Node]:
-    """Returns nodes with this sign for the double one, and without a plus where a term begins."""
-    result: list[Node] = []
-    for node in nodes:
-        if isinstance(node, Group):
-            result.append(Group(tuple(_with_sign(node.body, sign)), node.spaced))
-            continue
-        if not is_sign(node, r"\pm", r"\mp"):
-            result.append(node)
-            continue
-        begins_term = not result or is_sign(result[-1], "=", "(")
-        if sign == "-" or not begins_term:
-            result.append(Token("sign", sign))
-    return result
-
-
-def _matrix(nodes: list[Node]) -> Parts | None:
-    ends = [place for place, node in enumerate(nodes) if is_sign(node, r"\end")]
-    if len(ends) != 1 or ends[0] != len(nodes) - 2 or len(nodes) < 5:
-        return None
-    if written([nodes[1]]) != "{pmatrix}":
-        return None
-    rows = _lines(nodes[2:-2])
-    if not rows[-1]:
-        rows.pop()
-    cells: list[str] = []
-    num_columns = 0
-    for number, row in enumerate(rows):
-        row_cells = split_outside_brackets(row, lambda node: is_sign(node, "&"))
-        if number == 0:
-            num_columns = len(row_cells)
-        if len(row_cells) != num_columns:
-            return None
-        cells += [written(cell) for cell in row_cells]
-    return _parts("matrix", cells, num_columns) if cells else None
-
-
-def _system(nodes: list[Node]) -> Parts | None:
-    r"""Reads the lines of `\begin{cases}x=2\\y=3\end{cases}` as a list; a function by cases is None."""
-    num_ends = sum(is_sign(node, r"\end") for node in nodes)
-    is_one_environment = num_ends == 1 and len(nodes) > 4 and is_sign(nodes[-2], r"\end")
-    if not is_one_environment or written([nodes[1]]) != "{cases}":
-        return None
-    is_function = any(is_sign(node, "&") for node in nodes)
-    if is_function:
-        return None
-    return _parts("list", [written(line) for line in _lines(nodes[2:-2]) if line])
-
-
-def _lines(nodes: Sequence[Node]) -> list[list[Node]]:
-    return split_outside_brackets(nodes, lambda node: is_sign(node, r"\\"))
+def _with_both_signs(text: str) -> list[str]:
+    r"""Returns `1+2` and `1-2` for `1\pm2`; else the one text."""
+    if len(_DOUBLE_SIGN.findall(text)) != 1:
+        return [text]
+    plus = _NEEDLESS_PLUS.sub("", _DOUBLE_SIGN.sub("+", text))
+    return [plus, _DOUBLE_SIGN.sub("-", text)]
 
 
 def same_parts(first: Parts, second: Parts, same: Callable[[str, str], bool]) -> bool:
     """Returns whether two answers have the same parts: in any order for lists and sets, proportional for ratios."""
-    if len(first.items) != len(second.items) or first.row != second.row:
+    if len(first.items) != len(second.items):
         return False
     kinds = {first.kind, second.kind}
     if "ratio" in kinds:
         return first.kind == second.kind and _are_proportional(first.items, second.items)
-    if "matrix" in kinds and first.kind != second.kind:
-        return False
     if kinds == {"set", "tuple"}:
         return False
-    pairs = zip(first.items, second.items, strict=True)
-    if all(same(first_item, second_item) for first_item, second_item in pairs):
+    pairs = list(zip(first.items, second.items, strict=True))
+    if all(_may_be_one(*pair) and same(*pair) for pair in pairs):
         return True
-    is_ordered = "tuple" in kinds or "matrix" in kinds
-    return not is_ordered and _same_in_some_order(first.items, second.items, same)
+    return "tuple" not in kinds and _same_in_some_order(first.items, second.items, same)
+
+
+def _may_be_one(first: str, second: str) -> bool:
+    """Returns whether the names of two items allow that they are one: `x=1` and `y=1` differ, `x_1=1` and `x=1` need not."""
+    first_name = _name_of(first)
+    second_name = _name_of(second)
+    if not first_name or not second_name or first_name == second_name:
+        return True
+    names_without_index = (first_name.partition("_")[0], second_name.partition("_")[0])
+    return names_without_index[0] == names_without_index[1] in (first_name, second_name)
 
 
 def _same_in_some_order(first: Sequence[str], second: Sequence[str], same: Callable[[str, str], bool]) -> bool:
@@ -204,10 +172,8 @@ def _same_in_some_order(first: Sequence[str], second: Sequence[str], same: Calla
         return False  # `x=1, y=2` does not say which is which of `2, 1`
     unmatched = list(second)
     for item in first:
-        name = _name_of(item)
         for candidate in unmatched:
-            may_have_name = not name or _name_of(candidate) in ("", name)
-            if same(item, candidate) and may_have_name:
+            if _may_be_one(item, candidate) and same(item, candidate):
                 unmatched.remove(candidate)
                 break
         else:
@@ -235,3 +201,91 @@ def _are_proportional(first: Sequence[str], second: Sequence[str]) -> bool:
             return False
         quotients.append(floating(dividend) / floating(divisor))
     return all(abs(quotient - quotients[0]) <= abs(quotients[0]) * _SAME_RATIO for quotient in quotients)
+
+
+@dataclass(frozen=True)
+class Interval:
+    r"""The numbers from `low` to `high`: `(1,3]`, or `1 < x \leq 3`.
+
+    Attributes:
+        variable: what lies in the interval, or an empty text.
+        has_low, has_high: whether the ends belong to it.
+    """
+
+    low: str
+    high: str
+    has_low: bool
+    has_high: bool
+    variable: str = ""
+
+
+_MINUS_INFINITY = r"-\infty"
+_INFINITY = r"\infty"
+_RELATIONS = ("<", ">", r"\leq", r"\geq")
+_FLIPPED = {">": "<", r"\geq": r"\leq"}
+_VARIABLE = re.compile(r"[A-Za-z]|\\[A-Za-z]+(?:_\w)?|[A-Za-z]_(?:\w|\{\w+\})")
+
+
+@lru_cache(maxsize=4096)
+def interval_of(text: str) -> Interval | None:
+    r"""Returns the interval that an answer states as `(1,3]`, `x\in(1,3]` or `1<x\leq3`; else None."""
+    nodes = read_nodes(text)
+    variable = ""
+    if len(nodes) > 2 and is_sign(nodes[1], r"\in"):
+        variable = written(nodes[:1])
+        nodes = nodes[2:]
+    return _bracketed(nodes, variable) or _inequality(nodes)
+
+
+def _bracketed(nodes: list[Node], variable: str) -> Interval | None:
+    """Reads `(1,3]`."""
+    if len(nodes) < 5 or not is_sign(nodes[0], "(", "[") or not is_sign(nodes[-1], ")", "]"):
+        return None
+    ends = split_outside_brackets(nodes[1:-1], lambda node: is_sign(node, ","))
+    if len(ends) != 2 or not ends[0] or not ends[1]:
+        return None
+    return Interval(
+        low=written(ends[0]),
+        high=written(ends[1]).removeprefix("+"),
+        has_low=is_sign(nodes[0], "["),
+        has_high=is_sign(nodes[-1], "]"),
+        variable=variable,
+    )
+
+
+def _inequality(nodes: list[Node]) -> Interval | None:
+    r"""Reads `x<3`, `3>x` and `1<x\leq3`; None for relations in different directions and for other sides."""
+    relations = [text_of(node) for node in nodes if is_sign(node, *_RELATIONS)]
+    sides = [written(side) for side in split_outside_brackets(nodes, lambda node: is_sign(node, *_RELATIONS))]
+    if not relations or len(sides) != len(relations) + 1 or len(sides) > 3 or not all(sides):
+        return None
+    if all(relation in _FLIPPED for relation in relations):
+        relations = [_FLIPPED[relation] for relation in reversed(relations)]
+        sides.reverse()
+    if any(relation in _FLIPPED for relation in relations):
+        return None
+    includes_ends = [relation == r"\leq" for relation in relations]
+    if len(sides) == 3:
+        low, variable, high = sides
+        if not _is_variable(variable):
+            return None
+        return Interval(low, high, includes_ends[0], includes_ends[1], variable)
+    low, high = sides
+    if _is_variable(low) and value_of(high) is not None:
+        return Interval(_MINUS_INFINITY, high, has_low=False, has_high=includes_ends[0], variable=low)
+    if _is_variable(high) and value_of(low) is not None:
+        return Interval(low, _INFINITY, has_low=includes_ends[0], has_high=False, variable=high)
+    return None
+
+
+def _is_variable(text: str) -> bool:
+    return _VARIABLE.fullmatch(text) is not None and value_of(text) is None  # π is a number
+
+
+def same_interval(first: Interval, second: Interval, same: Callable[[str, str], bool]) -> bool:
+    """Returns whether two intervals have the same ends, and the same variable if both name one."""
+    if first.variable and second.variable and first.variable != second.variable:
+        return False
+    if first.has_low != second.has_low or first.has_high != second.has_high:
+        return False
+    return same(first.low, second.low) and same(first.high, second.high)

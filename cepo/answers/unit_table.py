@@ -1,20 +1,17 @@
-"""Holds the known units with their symbols and names.
+"""The known units, with their symbols and names.
 
 A unit is a factor times a product of basic units, so that equal quantities can be compared: 5 m is 500 cm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from cepo.answers.exact_numbers import PI, Real, added, multiplied
-from cepo.answers.latex_symbols import ATTACHED_SYMBOLS
+from cepo.answers.exact_numbers import PI, Real, added, divided, multiplied
 from cepo.answers.typesetting import DEGREE
 
 _DEGREES_PER_RADIAN: Real = 180 / PI
-_RADIANS_PER_DEGREE: Real = PI / 180
 
 
 @dataclass(frozen=True)
@@ -61,258 +58,253 @@ class Unit:
 
     def in_basic_units(self, value: Real) -> Real:
         """Returns a value in this unit as a value in basic units."""
-        value = multiplied(value, self.factor)
-        factor_of_angle = _DEGREES_PER_RADIAN if self.radians > 0 else _RADIANS_PER_DEGREE
-        for _ in range(abs(self.radians)):
-            value = multiplied(value, factor_of_angle)
+        value = multiplied(value, self._factor())
         return added(value, self.offset) if self.offset else value
 
+    def from_basic_units(self, value: Real) -> Real:
+        """Returns a value in basic units as a value in this unit."""
+        value = added(value, -self.offset) if self.offset else value
+        return divided(value, self._factor())
 
-def basic_unit(name: str, factor: Fraction | int | str = 1) -> Unit:
-    """Returns a multiple of the basic unit of this name."""
-    return Unit(frozenset({(name, 1)}), Fraction(factor))
+    def _factor(self) -> Real:
+        factor: Real = self.factor
+        for _ in range(abs(self.radians)):
+            factor = multiplied(factor, _DEGREES_PER_RADIAN ** (1 if self.radians > 0 else -1))
+        return factor
+
+
+def basic_unit(name: str) -> Unit:
+    """Returns the basic unit of this name."""
+    return Unit(frozenset({(name, 1)}))
 
 
 NO_UNIT = Unit(frozenset())
-METRE = basic_unit("metre")
-SECOND = basic_unit("second")
-
-_KILOGRAM = basic_unit("kilogram")
-_GRAM = basic_unit("kilogram", "0.001")
-_MINUTE = basic_unit("second", 60)
-_HOUR = basic_unit("second", 3600)
-_AMPERE = basic_unit("ampere")
-_LITRE = Unit(frozenset({("metre", 3)}), Fraction("0.001"))
-_INCH = basic_unit("metre", "0.0254")
-_FOOT = basic_unit("metre", "0.3048")
-_MILE = basic_unit("metre", "1609.344")
-_DOLLAR = basic_unit("dollar")
-STERLING = basic_unit("sterling")
-_HERTZ = NO_UNIT.times(SECOND, -1)
-_NEWTON = _KILOGRAM.times(METRE, 1).times(SECOND, -2)
-_PASCAL = _NEWTON.times(METRE, -2)
-_JOULE = _NEWTON.times(METRE, 1)
-_WATT = _JOULE.times(SECOND, -1)
-_WATT_HOUR = _WATT.times(_HOUR, 1)
-_COULOMB = _AMPERE.times(SECOND, 1)
-_VOLT = _WATT.times(_AMPERE, -1)
-OHM = _VOLT.times(_AMPERE, -1)
-_FARAD = _COULOMB.times(_VOLT, -1)
-_TESLA = _VOLT.times(SECOND, 1).times(METRE, -2)
-_HENRY = OHM.times(SECOND, 1)
-_MOLE = basic_unit("mole")
-_KELVIN = basic_unit("kelvin")
-_BIT = basic_unit("bit")
-_BYTE = basic_unit("bit", 8)
-_CALORIE = _JOULE.by("4.184")
-_KM_PER_HOUR = METRE.times(_HOUR, -1).by(1000)
-_SQUARE_METRE = METRE.times(METRE, 1)
-_TURN = basic_unit("degree", 360)
-_RADIAN = Unit(frozenset({("degree", 1)}), radians=1)
-_ELECTRON_VOLT = _JOULE.by("1.602176634e-19")
-_POUND = basic_unit("kilogram", "0.45359237")
-_POUND_FORCE = _POUND.times(METRE, 1).times(SECOND, -2).by("9.80665")
-_TONNE = basic_unit("kilogram", 1000)
-
+_THING = basic_unit("thing")
 BARE_DEGREE = Unit(frozenset({("degree", 1)}), is_bare_degree=True)
 CELSIUS = Unit(frozenset({("kelvin", 1)}), offset=Fraction("273.15"))
 FAHRENHEIT = Unit(frozenset({("kelvin", 1)}), Fraction(5, 9), Fraction("459.67") * Fraction(5, 9))
 
-
-def _by_spelling(units: Mapping[str, Unit]) -> dict[str, Unit]:
-    """Returns the unit of each spelling, from a table whose keys are the spellings of a unit with spaces between."""
-    by_spelling: dict[str, Unit] = {}
-    for spellings, unit in units.items():
-        for spelling in spellings.split():
-            by_spelling[spelling] = unit
-    return by_spelling
-
-
-SYMBOLS_WITH_PREFIXES = _by_spelling(
-    {
-        "m": METRE,
-        "g": _GRAM,
-        "s": SECOND,
-        "A": _AMPERE,
-        "N": _NEWTON,
-        "J": _JOULE,
-        "W": _WATT,
-        "V": _VOLT,
-        "Hz": _HERTZ,
-        "Pa": _PASCAL,
-        "C": _COULOMB,
-        "F": _FARAD,
-        "T": _TESLA,
-        "H": _HENRY,
-        "L l": _LITRE,
-        "mol": _MOLE,
-        "cd": basic_unit("candela"),
-        "eV": _ELECTRON_VOLT,
-        "cal": _CALORIE,
-        "Wh": _WATT_HOUR,
-        "bit b": _BIT,
-        "B": _BYTE,
-        "bar": _PASCAL.by(100_000),
-        "K": _KELVIN,
-        "lm": basic_unit("lumen"),
-    }
-)
-"""Of two symbols that a word ends with, the earlier counts."""
 PREFIXES = {"p": -12, "n": -9, "u": -6, "m": -3, "c": -2, "d": -1, "h": 2, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12}
-_NAMES_WITH_PREFIXES = _by_spelling(
-    {
-        "meter metre": METRE,
-        "gram gramme": _GRAM,
-        "second": SECOND,
-        "ampere amp": _AMPERE,
-        "newton": _NEWTON,
-        "joule": _JOULE,
-        "watt": _WATT,
-        "volt": _VOLT,
-        "hertz": _HERTZ,
-        "pascal": _PASCAL,
-        "coulomb": _COULOMB,
-        "farad": _FARAD,
-        "tesla": _TESLA,
-        "henry": _HENRY,
-        "liter litre": _LITRE,
-        "ohm": OHM,
-        "mole": _MOLE,
-        "kelvin": _KELVIN,
-        "calorie": _CALORIE,
-        "bit": _BIT,
-        "byte": _BYTE,
-        "watthour": _WATT_HOUR,
-    }
-)
-NAME_PREFIXES = {
-    "pico": -12, "nano": -9, "micro": -6, "milli": -3, "centi": -2, "deci": -1, "deca": 1, "hecto": 2, "kilo": 3, "mega": 6,
-    "giga": 9, "tera": 12,
-}  # fmt: skip
-WITHOUT_PREFIXES = _by_spelling(
-    {
-        # time
-        "min minute": _MINUTE,
-        "h hr hour": _HOUR,
-        "sec": SECOND,
-        "day": basic_unit("second", 86_400),
-        "week": basic_unit("second", 604_800),
-        "fortnight": basic_unit("second", 1_209_600),
-        "month": basic_unit("month"),
-        "year yr": basic_unit("month", 12),
-        "decade": basic_unit("month", 120),
-        "century centuries": basic_unit("month", 1200),
-        # length
-        "in inch inche": _INCH,
-        "foot feet ft": _FOOT,
-        "yard yd": basic_unit("metre", "0.9144"),
-        "mile mi": _MILE,
-        "Å": basic_unit("metre", "1e-10"),
-        # area and volume
-        "acre": _SQUARE_METRE.by("4046.8564224"),
-        "ha hectare": _SQUARE_METRE.by(10_000),
-        "cc": _LITRE.by("0.001"),
-        "gallon gal": _LITRE.by("3.785411784"),
-        "quart": _LITRE.by("0.946352946"),
-        "pint": _LITRE.by("0.473176473"),
-        "cup": _LITRE.by("0.2365882365"),
-        "tablespoon tbsp": _LITRE.by("0.01478676478125"),
-        "teaspoon tsp": _LITRE.by("0.00492892159375"),
-        # mass
-        "lb": _POUND,
-        "pound": replace(_POUND, is_pound_in_words=True),
-        "oz ounce": basic_unit("kilogram", "0.028349523125"),
-        "ton tonne t": _TONNE,
-        "kilo kgs": _KILOGRAM,
-        "gm": _GRAM,
-        # mechanics, electricity, data
-        "Nm": _JOULE,
-        "electronvolt": _ELECTRON_VOLT,
-        "hp horsepower": _WATT.by("745.69987158227022"),
-        "psi": _POUND_FORCE.times(_INCH, -2),
-        "mmHg": _PASCAL.by("133.322387415"),
-        "atm": _PASCAL.by(101_325),
-        r"\Omega": OHM,
-        "kilohm": OHM.by(1000),
-        "megohm": OHM.by(10**6),
-        "henries": _HENRY,
-        "Mbps": _BIT.times(SECOND, -1).by(10**6),
-        # speed
-        "mph": _MILE.times(_HOUR, -1),
-        "kmh kph kmph": _KM_PER_HOUR,
-        "mps": METRE.times(SECOND, -1),
-        "fps": _FOOT.times(SECOND, -1),
-        "knot": _KM_PER_HOUR.by("1.852"),
-        "rpm": _TURN.times(_MINUTE, -1),
-        # angle and temperature
-        f"degree deg {DEGREE}": BARE_DEGREE,
-        "rad radian": _RADIAN,
-        "revolution turn": _TURN,
-        "arcminute arcmin": basic_unit("degree", Fraction(1, 60)),
-        "arcsecond arcsec": basic_unit("degree", Fraction(1, 3600)),
-        "celsius centigrade": CELSIUS,
-        "fahrenheit": FAHRENHEIT,
-        # money
-        r"dollar USD usd \$ $ buck": _DOLLAR,
-        "cent ¢": basic_unit("dollar", "0.01"),
-        "€ euro EUR": basic_unit("euro"),
-        "£ GBP quid": STERLING,
-        "pence": STERLING.by("0.01"),
-        "¥ yen": basic_unit("yen"),
-        "yuan RMB CNY": basic_unit("yuan"),
-        "₹ rupee Rs": basic_unit("rupee"),
-        # words whose plural has no s
-        "people": basic_unit("person"),
-        "child children": basic_unit("child"),
-        "men": basic_unit("man"),
-        "women": basic_unit("woman"),
-        "mice": basic_unit("mouse"),
-    }
-)
-CURRENCIES = {r"\$", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "CNY", "RMB", "Rs"}
-UNITS_OF_TWO_WORDS: dict[tuple[str, str], Unit] = {
-    ("fl", "oz"): _LITRE.by("0.0295735295625"),
-    ("fluid", "ounce"): _LITRE.by("0.0295735295625"),
-    ("metric", "ton"): _TONNE,
-    ("metric", "tonne"): _TONNE,
-    ("electron", "volt"): _ELECTRON_VOLT,
-    ("nautical", "mile"): basic_unit("metre", 1852),
-    ("light", "year"): basic_unit("metre", 9_460_730_472_580_800),
+_NAME_PREFIXES = {
+    "nano": -9,
+    "micro": -6,
+    "milli": -3,
+    "centi": -2,
+    "deci": -1,
+    "kilo": 3,
+    "mega": 6,
+    "giga": 9,
+    "tera": 12,
 }
+
+_WITH_PREFIXES = (
+    ("m", "meter metre", "metre"),
+    ("g", "gram gramme", "1/1000 kilogram"),
+    ("s", "second", "second"),
+    ("A", "ampere amp", "ampere"),
+    ("N", "newton", "kilogram metre second^-2"),
+    ("J", "joule", "N m"),
+    ("W", "watt", "J s^-1"),
+    ("C", "coulomb", "A s"),
+    ("V", "volt", "W A^-1"),
+    ("Hz", "hertz", "s^-1"),
+    ("Pa", "pascal", "N m^-2"),
+    ("F", "farad", "C V^-1"),
+    ("T", "tesla", "V s m^-2"),
+    (r"\Omega", "ohm", "V A^-1"),
+    ("H", "henry", "V s A^-1"),
+    ("L l", "liter litre", "1/1000 m^3"),
+    ("mol", "mole", "mole"),
+    ("eV", "electronvolt", "1.602176634e-19 J"),
+    ("cal", "calorie", "4.184 J"),
+    ("Wh", "watthour", "3600 J"),
+    ("bit b", "bit", "bit"),
+    ("B", "byte", "8 bit"),
+    ("bar", "", "100000 Pa"),
+    ("K", "kelvin", "kelvin"),
+)
+"""Symbols and names that take prefixes, and what they stand for in units above them. Of two symbols that a word ends
+with, the earlier counts."""
+
+_WITHOUT_PREFIXES = (
+    # time
+    ("min mins minute 分钟", "60 s"),
+    ("h hr hour 小时 时", "3600 s"),
+    ("sec 秒", "s"),
+    ("day 天 日", "86400 s"),
+    ("week 周 星期", "604800 s"),
+    ("month 个月 月", "month"),
+    ("year yr yrs 年 岁", "12 month"),
+    ("decade", "120 month"),
+    ("century centuries", "1200 month"),
+    # length
+    ("in inch inche", "0.0254 m"),
+    ("foot feet ft", "0.3048 m"),
+    ("yard yd", "0.9144 m"),
+    ("mile mi", "1609.344 m"),
+    ("nmi 海里", "1852 m"),
+    ("毫米", "0.001 m"),
+    ("厘米 公分", "0.01 m"),
+    ("分米", "0.1 m"),
+    ("米", "m"),
+    ("千米 公里", "1000 m"),
+    # area and volume
+    ("acre", "4046.8564224 m^2"),
+    ("ha hectare 公顷", "10000 m^2"),
+    ("cc", "0.000001 m^3"),
+    ("gallon gal", "3.785411784 L"),
+    ("quart", "0.946352946 L"),
+    ("pint", "0.473176473 L"),
+    ("cup", "0.2365882365 L"),
+    ("tablespoon tbsp", "0.01478676478125 L"),
+    ("teaspoon tsp", "0.00492892159375 L"),
+    ("毫升", "0.001 L"),
+    ("升", "L"),
+    # mass
+    ("lb", "0.45359237 kilogram"),
+    ("oz ounce", "0.028349523125 kilogram"),
+    ("ton tonne t 吨", "1000 kilogram"),
+    ("kilo kgs 千克 公斤", "kilogram"),
+    ("gm gms 克", "0.001 kilogram"),
+    # mechanics, electricity, data
+    ("Nm", "J"),
+    ("hp horsepower", "745.69987158227022 W"),
+    ("lbf", "9.80665 lb m s^-2"),
+    ("psi", "lbf in^-2"),
+    ("kip", "1000 lbf"),
+    ("ksi", "1000 psi"),
+    ("mmHg", "133.322387415 Pa"),
+    ("atm", "101325 Pa"),
+    ("Mbps", "1000000 bit s^-1"),
+    # speed
+    ("mph", "mile h^-1"),
+    ("kmh kph kmph", "1000 m h^-1"),
+    ("mps", "m s^-1"),
+    ("fps", "ft s^-1"),
+    ("knot", "1852 m h^-1"),
+    # angle
+    ("revolution turn rev", "360 degree"),
+    ("rpm", "turn min^-1"),
+    ("arcmin", "1/60 degree"),
+    ("arcsec", "1/3600 degree"),
+    # money
+    (r"dollar USD usd \$ $ buck 美元", "dollar"),
+    ("cent ¢", "1/100 dollar"),
+    ("€ euro EUR 欧元", "euro"),
+    ("£ GBP quid", "sterling"),
+    ("pence", "1/100 £"),
+    ("¥ yen 日元", "yen"),
+    ("yuan RMB CNY 元 块", "yuan"),
+    ("角", "1/10 yuan"),
+    ("₹ rupee Rs", "rupee"),
+    # words whose plural has no s
+    ("people 人 名 位", "person"),
+    ("child children", "child"),
+    ("men", "man"),
+    ("women", "woman"),
+)
+"""Spellings, and what they stand for in units above them; other words in definitions are basic units."""
+
+_COUNTERS = frozenset("个只条本张支枝辆棵次组种件间台头朵颗根倍题页层步双对盒箱袋瓶杯分")
+"""Chinese counters of things; what is counted may follow: `12个苹果`."""
+CURRENCIES = {r"\$", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "CNY", "RMB", "Rs"}
+_NAMES_OF_MEASURES = {
+    "metre", "kilogram", "second", "ampere", "kelvin", "mole", "bit", "degree", "month", "dollar", "euro", "sterling", "yen",
+    "yuan", "rupee",
+}  # fmt: skip
 _SHORTEST_NAME = 3
+ATTACHED_SYMBOLS = {
+    "mm", "cm", "dm", "km", "Km", "kg", "Kg", "ml", "mL", "cl", "cL", "dl", "dL", "ft", "in", "yd", "mi", "kN", "kJ", "kW", "kV",
+    "mA", "mV", "MW", "Hz", "kHz", "MHz", "Pa", "kPa", "MPa", "kB", "KB", "MB", "GB", "TB", "Wh", "kWh", "eV", "oz", "lb", "hr",
+    "ha", "mol", "min", "cc", "psi", "ksi", "mph", "rpm",
+}  # fmt: skip
+"""Symbols that are units without a space before them, as in `5cm`; `2mg` may be a product of variables."""
+_POWERS_IN_CHINESE = {"平方": 2, "立方": 3}
+
+
+def _defined(definition: str, known: dict[str, Unit]) -> Unit:
+    """Returns the unit that a definition such as `9.80665 lb m s^-2` states; words that are not known are basic units."""
+    unit = NO_UNIT
+    for factor in definition.split():
+        if factor[0].isdigit():
+            unit = unit.by(factor)
+            continue
+        name, _, exponent = factor.partition("^")
+        base = known.get(name) or basic_unit(name)
+        unit = unit.times(base, int(exponent or 1))
+    return unit
+
+
+def _units_by_name() -> dict[str, Unit]:
+    """Returns all units by name in small letters, and by the symbols that take no prefixes."""
+    units: dict[str, Unit] = {}
+    for spellings, definition in _WITHOUT_PREFIXES:
+        unit = _defined(definition, _SYMBOLS | units)
+        for spelling in spellings.split():
+            units[spelling] = unit
+            if not spelling.isascii() and unit.powers == METRE.powers:
+                for word, power in _POWERS_IN_CHINESE.items():
+                    units[word + spelling] = NO_UNIT.times(unit, power)
+    units["pound"] = replace(units["lb"], is_pound_in_words=True)
+    units |= dict.fromkeys(("degree", "deg", DEGREE, "度"), BARE_DEGREE)
+    units |= dict.fromkeys(("rad", "radian", "弧度"), Unit(BARE_DEGREE.powers, radians=1))
+    units |= dict.fromkeys(("celsius", "centigrade", "摄氏度"), CELSIUS)
+    units["fahrenheit"] = FAHRENHEIT
+    for symbols, names, _ in _WITH_PREFIXES:
+        for name in names.split():
+            units[name] = _SYMBOLS[symbols.split()[0]]
+            _add_prefixed(units, name, _NAME_PREFIXES)
+    return units
+
+
+def _units_by_symbol() -> dict[str, Unit]:
+    """Returns the units whose symbols take prefixes, without and with them, by symbol."""
+    units: dict[str, Unit] = {}
+    for symbols, _, definition in _WITH_PREFIXES:
+        units |= dict.fromkeys(symbols.split(), _defined(definition, units))
+    for symbol in list(units):
+        _add_prefixed(units, symbol, PREFIXES)
+    return units
+
+
+def _add_prefixed(units: dict[str, Unit], spelling: str, prefixes: dict[str, int]) -> None:
+    """Adds a unit with each prefix, unless the word stands for another unit already."""
+    for prefix, exponent in prefixes.items():
+        units.setdefault(prefix + spelling, units[spelling].times_ten_to(exponent))
+
+
+_SYMBOLS = _units_by_symbol()
+METRE = _SYMBOLS["m"]
+OHM = _SYMBOLS[r"\Omega"]
+_NAMES = _units_by_name()
+STERLING = _NAMES["£"]
 
 
 def known_unit(word: str) -> Unit | None:
     """Returns the unit that a symbol or a name, singular or plural, stands for, or None."""
-    if word in WITHOUT_PREFIXES:
-        return WITHOUT_PREFIXES[word]
-    if word in SYMBOLS_WITH_PREFIXES:
-        return SYMBOLS_WITH_PREFIXES[word]
-    for symbol, unit in SYMBOLS_WITH_PREFIXES.items():
-        prefix = word.removesuffix(symbol)
-        if prefix != word and prefix in PREFIXES:
-            return unit.times_ten_to(PREFIXES[prefix])
+    for units in (_NAMES, _SYMBOLS):
+        if word in units:
+            return units[word]
+    if word[:1] in _COUNTERS:
+        return _THING
     name = word.lower()
     if len(name) < _SHORTEST_NAME:
         return None
     singular = name.removesuffix("s")
-    if len(singular) == 2 and singular in ATTACHED_SYMBOLS:
-        return known_unit(singular)  # `kgs`
-    return _unit_of_name(name) or _unit_of_name(singular)
+    if len(singular) < _SHORTEST_NAME:  # `kgs`
+        return _NAMES.get(name) or (known_unit(singular) if singular in ATTACHED_SYMBOLS else None)
+    return _NAMES.get(name) or _NAMES.get(singular)
 
 
-def _unit_of_name(name: str) -> Unit | None:
-    """Returns the unit of a name in small letters, with or without a prefix such as `kilo`."""
-    unit = WITHOUT_PREFIXES.get(name) or _NAMES_WITH_PREFIXES.get(name)
-    if unit is not None:
-        return unit
-    for prefix, exponent in NAME_PREFIXES.items():
-        if not name.startswith(prefix):
-            continue
-        unit = _NAMES_WITH_PREFIXES.get(name.removeprefix(prefix))
-        if unit is not None:
-            return unit.times_ten_to(exponent)
-    return None
+def counts_things(unit: Unit) -> bool:
+    """Returns whether a unit is a word for what is counted, or a Chinese counter."""
+    names = [name for name, _ in unit.powers]
+    return len(names) == 1 and names[0] not in _NAMES_OF_MEASURES and unit == basic_unit(names[0])
+
+
+def same_things(first: Unit, second: Unit) -> bool:
+    """Returns whether a Chinese counter may count what the other unit names: `12个` and `12 apples`."""
+    return _THING in (first, second) and counts_things(first) and counts_things(second)
 
 
 def counted_unit(word: str) -> Unit:

@@ -1,4 +1,4 @@
-r"""Reads units: `km/h`, `1/s`, `\text{ cm}^2`, `square feet`, `°C`, `\$`, and words such as `apples`.
+r"""Units: `km/h`, `\text{ cm}^2`, `square feet`, `°C`, `\$`, `平方厘米`, and words such as `apples`.
 
 `unit_table` has the known units. A word that is no known unit is a basic unit of its own.
 """
@@ -7,38 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cepo.answers.cursor import NodeCursor
-from cepo.answers.latex_symbols import ATTACHED_SYMBOLS
-from cepo.answers.lexer import Group, Node, Token, is_number, is_sign, text_of
+from cepo.answers.lexer import Group, Node, NodeCursor, Token, is_number, is_sign, text_of, word_of
 from cepo.answers.typesetting import DEGREE
 from cepo.answers.unit_table import (
+    ATTACHED_SYMBOLS,
     BARE_DEGREE,
     CELSIUS,
     CURRENCIES,
     FAHRENHEIT,
-    METRE,
-    NAME_PREFIXES,
     NO_UNIT,
     OHM,
     PREFIXES,
-    SECOND,
-    SYMBOLS_WITH_PREFIXES,
-    UNITS_OF_TWO_WORDS,
-    WITHOUT_PREFIXES,
     Unit,
     counted_unit,
     known_unit,
 )
 
-_WORDS_WITHOUT_UNIT = {"unit", "units"}
-"""Words for a unit that nobody names."""
+_WORDS_WITHOUT_UNIT = {"unit", "units", "long", "wide", "tall", "high", "deep", "old"}
+"""Words for a unit that nobody names, and words behind a unit: `12 cm long`."""
 _DEGREE_WORDS = {"degrees", "degree", "deg"}
 _SCALES = {
     "c": CELSIUS, "celsius": CELSIUS, "centigrade": CELSIUS, "f": FAHRENHEIT, "fahrenheit": FAHRENHEIT,
 }  # fmt: skip
 """The temperature scales behind a degree sign."""
-_EXPONENTS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, r"\square": 2, r"\cubic": 3}
-_EXPONENTS_BEHIND = {"squared": 2, "cubed": 3, "sq": 2, r"\squared": 2, r"\cubed": 3}
+_EXPONENTS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_EXPONENTS_BEHIND = {"squared": 2, "cubed": 3}
+_JOINED_WORDS = {"squareunits": "units", "squareinches": "inches", "squarefeet": "feet"}
+"""Units as MathVision writes them: `8\\sqrt{3}{squareinches}`."""
 _PLAIN_LETTERS = set("mgshNJWVAFCLlKTHt")
 """Single letters that are units even if they are not upright (`6 s`); other letters are variables."""
 _RARE_UNITS = set("THt")
@@ -47,7 +42,8 @@ _NOT_COUNTED = {
     "or", "and", "if", "when", "to", "is", "are", "not", "no", "more", "less", "than", "plus", "minus", "times", "over", "mod",
     "with", "where", "for", "by", "of", "at", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "max", "gcd", "lcm",
     "arcsin", "arccos", "arctan", "sqrt", "none", "nan", "inf", "from", "approximately", "about", "each", "the", "answer",
-    "between", "infinity", "undefined", "true", "false", "yes", "option", "choice", "but", "per",
+    "between", "infinity", "undefined", "true", "false", "yes", "option", "choice", "but", "per", "am", "pm", "th", "st", "nd",
+    "rd",
 }  # fmt: skip
 """Words behind a number that do not name what is counted."""
 
@@ -72,8 +68,6 @@ class _Reader(NodeCursor):
         unit: Unit | None = None
         sign = 1
         exponent_before = 1
-        if _begins_with_reciprocal(self._nodes):
-            self._place += 1  # the 1 of `1/s`
         while self._place < len(self._nodes):
             node = self._nodes[self._place]
             if self._skip_quotient_sign():
@@ -81,8 +75,8 @@ class _Reader(NodeCursor):
                 continue
             if unit is not None and self._skip(r"\cdot", r"\times", "*", "-", "."):
                 continue
-            if _name(node) in _EXPONENTS_BEFORE:
-                exponent_before = _EXPONENTS_BEFORE[_name(node)]
+            if word_of(node) in _EXPONENTS_BEFORE:
+                exponent_before = _EXPONENTS_BEFORE[word_of(node)]
                 self._place += 1
                 self._skip(".")  # `sq. ft`
                 continue
@@ -96,14 +90,16 @@ class _Reader(NodeCursor):
 
     def _skip_quotient_sign(self) -> bool:
         """Moves past a sign or word behind which units are divisors, as all that follow are in `J/kg K`."""
-        node = self._peek()
-        if node is not None and _word(node) == "per":
+        if word_of(self._peek()) in ("per", "每"):
             self._place += 1
             return True
-        return self._skip("/", r"\per")
+        return self._skip("/")
 
     def _factor(self) -> Unit | None:
         """Returns the next unit without its exponent."""
+        inner = self._parenthesised()
+        if inner is not None:
+            return self._unit_of(inner)
         node = self._nodes[self._place]
         self._place += 1
         if isinstance(node, Group):
@@ -112,21 +108,13 @@ class _Reader(NodeCursor):
             return self._unit_of_letters(node)
         if node.kind == "number":
             return None
-        if node.text == "(":
-            return self._in_parentheses()
         if node.text == r"\frac":
             return self._fraction()
         if node.text == DEGREE:
             return self._temperature() or BARE_DEGREE
         if node.text == r"\mu":
             return self._prefixed_by_mu()
-        if node.text[1:] in NAME_PREFIXES and self._peek() is not None:  # siunitx: `\kilo\metre`
-            base = self._factor()
-            return None if base is None else base.times_ten_to(NAME_PREFIXES[node.text[1:]])
-        unit = known_unit(node.text)
-        if unit is None and node.text.startswith("\\") and len(node.text) > 2:
-            unit = known_unit(node.text[1:])  # siunitx: `\metre`
-        return unit
+        return known_unit(node.text)
 
     def _unit_of(self, nodes: Sequence[Node]) -> Unit | None:
         return read_unit(nodes, self._upright_and_known)
@@ -137,7 +125,7 @@ class _Reader(NodeCursor):
         self._place += 2
         if not isinstance(numerator, Group) or not isinstance(denominator, Group):
             return None
-        dividend = NO_UNIT if _is_one(numerator.body) else self._unit_of(numerator.body)
+        dividend = self._unit_of(numerator.body)
         divisor = self._unit_of(denominator.body)
         if dividend is None or divisor is None:
             return None
@@ -147,76 +135,67 @@ class _Reader(NodeCursor):
         word = node.text
         if word.lower() in _WORDS_WITHOUT_UNIT:
             return NO_UNIT
+        if word in _JOINED_WORDS:
+            unit = known_unit(_JOINED_WORDS[word])
+            return NO_UNIT if unit is None else NO_UNIT.times(unit, 2)
         is_symbol = node.spaced and word in ATTACHED_SYMBOLS and word != "in"
         if self._upright_and_known and not node.upright and not is_symbol:
             return None
         if word in PREFIXES and self._next_is(r"\Omega"):
             self._place += 1
             return OHM.times_ten_to(PREFIXES[word])
-        if len(word) == 1 and not node.upright and word not in _PLAIN_LETTERS:
+        if len(word) == 1 and word.isascii() and not node.upright and word not in _PLAIN_LETTERS:
             return None
         if word in _DEGREE_WORDS:
             return self._temperature() or BARE_DEGREE
-        if word == "ms" and self._has_negative_exponent():
-            # m s^{-1} without a space; `times` multiplies by s once, which the exponent must make up for.
-            return SECOND.times(METRE, 1).times(SECOND, self._exponent() - 1)
-        unit = self._of_two_words(word) or known_unit(word)
+        unit = self._chinese_quotient(word) or known_unit(word)
         if unit is not None:
             self._skip(".")  # `ft.`
             return unit
-        is_word = len(word) >= (2 if node.upright else 3) and word.lower() not in _NOT_COUNTED
+        return self._counted(node)
+
+    def _counted(self, node: Token) -> Unit | None:
+        """Returns the unit of what a word counts, or None for a word that counts nothing."""
+        if self._upright_and_known or not node.text.isascii():
+            return None
+        is_word = len(node.text) >= (2 if node.upright else 3) and node.text.lower() not in _NOT_COUNTED
         is_separate = node.upright or node.spaced
-        return counted_unit(word) if is_word and is_separate and not self._upright_and_known else None
+        return counted_unit(node.text) if is_word and is_separate else None
 
-    def _of_two_words(self, first: str) -> Unit | None:
-        """Returns the unit of `fl oz` or `metric tons`, whose second word comes next, maybe behind a point."""
-        distance = 1 if self._next_is(".") else 0
-        node = self._peek(distance)
-        second = "" if node is None else _word(node)
-        for name in (second, second.removesuffix("s")):
-            unit = UNITS_OF_TWO_WORDS.get((first.lower(), name))
-            if unit is not None:
-                self._place += distance + 1
-                return unit
-        return None
-
-    def _in_parentheses(self) -> Unit | None:
-        for place in range(self._place, len(self._nodes)):
-            if is_sign(self._nodes[place], ")"):
-                inner = self._nodes[self._place : place]
-                self._place = place + 1
-                return self._unit_of(inner)
-        return None
+    def _chinese_quotient(self, word: str) -> Unit | None:
+        """Returns the unit of `千米每小时`, or None."""
+        dividend, _, divisor = word.partition("每")
+        units = [known_unit(part) for part in (dividend, divisor) if part]
+        if len(units) != 2 or units[0] is None or units[1] is None:
+            return None
+        return units[0].times(units[1], -1)
 
     def _temperature(self) -> Unit | None:
         """Returns the temperature scale whose letter or name comes next, if one does."""
-        node = self._peek()
-        scale = None if node is None else _SCALES.get(_word(node))
+        scale = _SCALES.get(word_of(self._peek()))
         if scale is not None:
             self._place += 1
         return scale
 
     def _prefixed_by_mu(self) -> Unit | None:
-        if self._skip(r"\Omega"):
-            return OHM.times_ten_to(-6)
         node = self._peek()
         if not isinstance(node, Token) or node.kind != "letters":
             return None
         self._place += 1
-        base = SYMBOLS_WITH_PREFIXES.get(node.text)
-        return None if base is None else base.times_ten_to(-6)
+        return known_unit("u" + node.text)
 
     def _exponent(self) -> int:
         """Returns the exponent that comes next, 1 if none does."""
         node = self._peek()
         if node is None:
             return 1
-        if is_number(node) and not node.spaced and text_of(node) in ("2", "3"):
+        is_behind_letters = text_of(self._nodes[self._place - 1]).isascii()
+        if is_number(node) and is_behind_letters and not node.spaced and text_of(node) in ("2", "3"):
             self._place += 1
             return int(text_of(node))  # `cm2`
-        if _name(node) in _EXPONENTS_BEHIND:
+        if word_of(node) in _EXPONENTS_BEHIND:
             self._place += 1
-            return _EXPONENTS_BEHIND[_name(node)]
+            return _EXPONENTS_BEHIND[word_of(node)]
         raised = self._peek(1)
         if not is_sign(node, "^") or raised is None:
             return 1
@@ -231,31 +210,13 @@ class _Reader(NodeCursor):
             return sign * int(digit)
         return 1
 
-    def _has_negative_exponent(self) -> bool:
-        raised = self._peek(1)
-        if not self._next_is("^") or not isinstance(raised, Group):
-            return False
-        return bool(raised.body) and is_sign(raised.body[0], "-")
-
-
-def _word(node: Node) -> str:
-    """Returns the text of letters in small letters, and an empty one for other nodes."""
-    return node.text.lower() if isinstance(node, Token) and node.kind == "letters" else ""
-
-
-def _name(node: Node) -> str:
-    r"""Returns the text of a word in small letters, or of a command such as `\square`; an empty one for other nodes."""
-    if isinstance(node, Token) and node.kind in ("sign", "command"):
-        return node.text
-    return _word(node)
-
 
 def is_ambiguous(nodes: Sequence[Node]) -> bool:
-    """Returns whether nodes behind a number may be variables as well as a unit: `s` in `6s` and `6/s`, `m^2` in `3m^2`."""
+    """Returns whether nodes behind a number may be variables as well as a unit: `s` in `6s`, `m^2` in `3m^2`."""
     first = nodes[0]
     if not isinstance(first, Token) or first.kind != "letters":
-        return _is_reciprocal(nodes) and _may_have_variables(nodes)
-    if first.upright:
+        return False
+    if first.upright or not first.text.isascii():
         return False
     if first.spaced and first.text not in _RARE_UNITS:
         return False
@@ -265,43 +226,9 @@ def is_ambiguous(nodes: Sequence[Node]) -> bool:
     return len(first.text) <= 2 and first.text not in ATTACHED_SYMBOLS
 
 
-def _is_reciprocal(nodes: Sequence[Node]) -> bool:
-    r"""Returns whether nodes are `/s`, `1/s`, `(1/s)` or `\frac{1}{s}`."""
-    if is_sign(nodes[0], "/") or _begins_with_reciprocal(nodes):
-        return True
-    if is_sign(nodes[0], "("):
-        return _begins_with_reciprocal(nodes[1:])
-    numerator = nodes[1] if len(nodes) > 1 else None
-    return is_sign(nodes[0], r"\frac") and isinstance(numerator, Group) and _is_one(numerator.body)
-
-
-def _begins_with_reciprocal(nodes: Sequence[Node]) -> bool:
-    return len(nodes) > 1 and _is_one(nodes[:1]) and is_sign(nodes[1], "/")
-
-
-def _is_one(nodes: Sequence[Node]) -> bool:
-    return len(nodes) == 1 and is_number(nodes[0]) and text_of(nodes[0]) == "1"
-
-
-def _may_have_variables(nodes: Sequence[Node]) -> bool:
-    """Returns whether there are letters that may be variables: italic and too short for the name of a unit."""
-    for node in nodes:
-        if isinstance(node, Group):
-            if _may_have_variables(node.body):
-                return True
-        elif node.kind == "letters" and not node.upright and len(node.text) <= 2 and node.text not in ATTACHED_SYMBOLS:
-            return True
-    return False
-
-
 def is_currency(node: Node) -> bool:
     """Returns whether a node is a sign of money, which stands before its value."""
     return isinstance(node, Token) and node.text in CURRENCIES
-
-
-def may_begin_reciprocal(nodes: Sequence[Node], place: int) -> bool:
-    """Returns whether a unit such as `/s` or `1/s` can begin at this place behind a number; `51/s` is a quotient."""
-    return is_sign(nodes[place], "/") or (nodes[place].spaced and _begins_with_reciprocal(nodes[place:]))
 
 
 def may_be_in_a_unit(node: Node) -> bool:
@@ -311,4 +238,4 @@ def may_be_in_a_unit(node: Node) -> bool:
     if node.kind == "number":
         return False
     is_named_command = node.kind == "command" and node.text[-1:].isalpha()
-    return is_named_command or node.text in WITHOUT_PREFIXES or node.text == "("
+    return is_named_command or node.text in CURRENCIES or node.text in (DEGREE, "¢", "(")

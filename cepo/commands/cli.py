@@ -13,10 +13,8 @@ import click
 from click.shell_completion import get_completion_class
 
 from cepo import __version__
-from cepo.commands.forms import Forms
 from cepo.errors import CepoError, ConfigError, did_you_mean
 from cepo.terminal import interrupts
-from cepo.terminal.arguments import refuse_split_words, settings_in
 from cepo.terminal.lines import print_plain
 
 _USAGE_ERROR = 2
@@ -27,22 +25,27 @@ _WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 def _settings_given(ctx: click.Context, _: click.Parameter, words: Sequence[str]) -> Sequence[str]:
     """Returns the settings as `key=value`; refuses a word that can only be a misspelt option of the command."""
+    from cepo.config.arguments import settings_in
+    from cepo.config.unknown_keys import what_to_write
+
+    options = [parameter for parameter in ctx.command.params if isinstance(parameter, click.Option)]
+    has_values = not all(option.is_flag for option in options)
+    known = ["config", *(str(option.name) for option in options)]
+    accepted = ", ".join(f"{name}=..." for name in known)
+
+    def explained(key: str, value: str) -> str:
+        if has_values and "." not in key:
+            return f"{did_you_mean(key, known).strip()} Accepted: {accepted}, and settings a.b.c=value".strip()
+        return what_to_write(key, value)
+
     try:
-        settings = tuple(settings_in(words))
+        settings = tuple(settings_in(words, explained))
     except ConfigError as error:
         raise click.UsageError(str(error), ctx) from None
-    options = [parameter for parameter in ctx.command.params if isinstance(parameter, click.Option)]
-    if all(option.is_flag for option in options):
-        return settings
-    known = ["config", *(str(option.name) for option in options)]
     for setting in settings:
-        key = setting.partition("=")[0]
-        if "." not in key and key != "config":
-            forms = ", ".join(f"{name}=..." for name in known)
-            suggestion = did_you_mean(key, known)
-            raise click.UsageError(
-                f"argument '{setting}':{suggestion} Accepted: {forms}, and settings a.b.c=value", ctx
-            )
+        key, _separator, value = setting.partition("=")
+        if has_values and "." not in key and key != "config":
+            raise click.UsageError(f"argument '{setting}': {explained(key, value)}", ctx)
     return settings
 
 
@@ -62,7 +65,7 @@ def _loading_libraries() -> Generator[None]:
 
 
 class Command(click.Command):
-    """A command whose arguments may be written in three forms: `--out FILE`, `out=FILE`, or by their position.
+    """A command whose options may also be written as its settings are: `out=FILE` is `--out FILE`.
 
     An error of cepo or of the operating system becomes a message on standard error and exit code 2.
     """
@@ -70,17 +73,45 @@ class Command(click.Command):
     explained: ClassVar[tuple[type[Exception], ...]] = (CepoError, OSError)
     """The errors whose message suffices; others end with a traceback."""
 
+    def __init__(self, *args: Any, first_words: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.first_words = first_words
+        """The options that the command's first words without a name give."""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # The reader of the configuration explains a word that begins with dashes.
         takes_settings = any(parameter.name == "settings" for parameter in self.params)
         ctx.ignore_unknown_options = takes_settings
-        if takes_settings and not ctx.resilient_parsing:
-            try:
-                refuse_split_words(args)
-            except ConfigError as error:
-                raise click.UsageError(str(error), ctx) from None
-        words = args if ctx.resilient_parsing else Forms(self).rewritten(args, ctx)
-        return super().parse_args(ctx, words)
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        if takes_settings:
+            _refuse_split_words(args, ctx)
+        return super().parse_args(ctx, self._with_options(args, ctx))
+
+    def _with_options(self, words: Sequence[str], ctx: click.Context) -> list[str]:
+        """Returns the words with `name=value` and the first words written as options."""
+        options: dict[str, click.Option] = {}
+        for parameter in self.params:
+            if isinstance(parameter, click.Option):
+                options |= {spelling.lstrip("-"): parameter for spelling in parameter.opts}
+        rewritten: list[str] = []
+        remaining = list(self.first_words)
+        for previous_word, word in zip(["", *words], words, strict=False):
+            name, separator, value = word.partition("=")
+            option = options.get(name.replace("_", "-"))
+            previous = options.get(previous_word.lstrip("-")) if previous_word.startswith("-") else None
+            is_value_of_option = previous is not None and not previous.is_flag
+            if is_value_of_option:
+                rewritten.append(word)
+            elif separator and option is not None and option.is_flag:
+                rewritten += [option.opts[-1]] if click.BOOL.convert(value, option, ctx) else []
+            elif separator and option is not None:
+                rewritten.append(f"{option.opts[-1]}={value}")
+            elif remaining and not separator and not word.startswith("-"):
+                rewritten.append(f"--{remaining.pop(0)}={word}")
+            else:
+                rewritten.append(word)
+        return rewritten
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -88,6 +119,16 @@ class Command(click.Command):
         except self.explained as error:
             print_plain(f"{ctx.command_path}: {error}", to_stderr=True)
             return _USAGE_ERROR
+
+
+def _refuse_split_words(words: Sequence[str], ctx: click.Context) -> None:
+    """Explains what a shell made of a setting before click reads its parts as options."""
+    from cepo.config.arguments import refuse_split_words
+
+    try:
+        refuse_split_words(words)
+    except ConfigError as error:
+        raise click.UsageError(str(error), ctx) from None
 
 
 class Training(Command):
@@ -254,7 +295,7 @@ def doctor(settings: Sequence[str]) -> int:
     return print_findings(settings)
 
 
-@cli.command(short_help="Measure accuracy on datasets and benchmarks.")
+@cli.command(first_words=("checkpoint",), short_help="Measure accuracy on datasets and benchmarks.")
 @click.option("--checkpoint", help="global_step_<N>, a model folder or a hub name; default: the configuration's model.")
 @click.option(
     "--data",
@@ -298,7 +339,7 @@ def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **opti
     return None
 
 
-@cli.command(short_help="Measure the credit of methods against the truth.")
+@cli.command(first_words=("checkpoint",), short_help="Measure the credit of methods against the truth.")
 @click.option("--methods", required=True, help='For example "a, b(clip_radius=0.9, negative.select=random)".')
 @click.option("--checkpoint", help="global_step_<N>, a model folder or a hub name; default: the configuration's model.")
 @click.option("--data", help="Problems; default: data.train_files.")
@@ -327,7 +368,7 @@ def credit(dry_run: bool, **options: Any) -> None:
     print_plain("\n".join(measure(make_credit_plan(**options), dry_run=dry_run)))
 
 
-@cli.command()
+@cli.command(first_words=("checkpoint", "out"))
 @click.option("--checkpoint", type=_FOLDER, required=True, help="global_step_<N>, or its subfolder actor.")
 @click.option("--out", type=_FOLDER, required=True, help="New folder for the merged model.")
 @click.option("--base", help="Model that training started from; default: the one in the run's config.yaml.")

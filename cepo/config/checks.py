@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
-from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import SharedSettings
 from cepo.config.path_checks import require_data, require_file, require_folder, require_model
 from cepo.config.paths import MICROGEO_MODELS, PACKAGE_FOLDER, find_path, split_function, without_user
@@ -77,7 +76,7 @@ def _check_batches(config: RunConfig) -> Iterator[str]:
     rollout = config.data.rollout_batch_size
     devices = config.trainer.num_devices
     sections = {"actor": (config.worker.actor.global_batch_size, config.worker.actor.fsdp.fsdp_size)}
-    if config.algorithm.needs_critic:
+    if config.needs_critic:
         critic = config.worker.resolved_critic
         sections["critic"] = (critic.global_batch_size or 0, critic.fsdp.fsdp_size)
     for worker, (update, shards) in sections.items():
@@ -154,7 +153,7 @@ def _positions_of(model: ModelConfig) -> int | None:
 
 def _check_method(config: RunConfig) -> Iterator[str]:
     name = config.algorithm.adv_estimator
-    estimator = build_estimator(name, config.methods[name])
+    estimator = config.estimator
     yield from _fault(require_file, "algorithm.teacher.template", estimator.teacher.template)
     if "group_ids" in estimator.reads and config.worker.rollout.n == 1:
         yield (
@@ -282,7 +281,7 @@ def _check_files(config: RunConfig) -> Iterator[str]:
         yield from _fault(require_data, "data.val_files", data.val_files)
     yield from _fault(require_model, "worker.actor.model.model_path", model.model_path)
     yield from _fault(require_model, "worker.actor.model.tokenizer_path", model.tokenizer_path)
-    if config.algorithm.needs_critic:
+    if config.needs_critic:
         yield from _fault(require_model, "worker.critic.model.model_path", config.worker.critic.model.model_path)
     yield from _fault(require_file, "data.format_prompt", data.format_prompt)
     yield from _fault(require_file, "data.override_chat_template", data.override_chat_template)
@@ -343,7 +342,7 @@ def plan_lines(config: RunConfig) -> list[str]:
     rollout = config.worker.rollout
     trainer = config.trainer
     method = config.algorithm.adv_estimator
-    views = build_estimator(method, config.methods.get(method)).views
+    views = config.estimator.views
     longest = data.max_prompt_length + data.max_response_length
     lines = [
         f"method: {method}, teacher views: {', '.join(views) or 'none'}",
@@ -356,7 +355,7 @@ def plan_lines(config: RunConfig) -> list[str]:
         f"devices: {_devices_in_words(config)}",
         f"run folder: {trainer.run_folder}",
     ]
-    if config.algorithm.needs_critic:
+    if config.needs_critic:
         critic = config.worker.resolved_critic
         assert critic.global_batch_size is not None
         steps = data.rollout_batch_size // critic.global_batch_size * critic.ppo_epochs

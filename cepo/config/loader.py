@@ -18,7 +18,7 @@ from cepo.config.other_programs import translation_of
 from cepo.config.paths import located
 from cepo.config.schema import AlgorithmConfig, RunConfig, RunSettings, TrainerConfig
 from cepo.config.sources import Origins, Source, read_arguments
-from cepo.config.unknown_keys import UnknownKeysError, require_known_keys
+from cepo.config.unknown_keys import UnknownKeysError, require_known_keys, what_to_write
 from cepo.config.worker_schema import WorkerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.files.trees import Fields, Tree, is_dict, is_mapping, texts_of, with_texts
@@ -60,7 +60,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     if recorded is not None:
         sources.append(recorded)
     if argv or recorded is None:
-        sources += read_arguments(argv)
+        sources += read_arguments(argv, what_to_write)
     origins = Origins()
     for source in sources:
         origins.update(source.origins)

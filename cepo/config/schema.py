@@ -9,12 +9,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from cepo.algorithms import estimator_class
+from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
 from cepo.config.paths import File, located_data, split_sources
 from cepo.config.worker_schema import WorkerConfig
 from cepo.files.trees import Fields, is_list
-from cepo.sections.fields import DECISIVE, NOT_DECISIVE, Count, CountOrOff, Natural, NotNegative, Positive, section
+from cepo.sections.fields import (
+    DECISIVE,
+    FROM_RECORD,
+    NOT_DECISIVE,
+    NOT_FROM_RECORD,
+    Count,
+    CountOrOff,
+    Natural,
+    NotNegative,
+    Positive,
+    section,
+)
 
 
 def _one_line(text: str) -> str:
@@ -44,13 +55,13 @@ OneLine = Annotated[str, AfterValidator(_one_line)]
 class DataConfig:
     """`data.*`: the sources of the problems and how prompts are made from them."""
 
-    train_files: Sources
+    train_files: Annotated[Sources, NOT_FROM_RECORD]
     """Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`. Give several as a list, or
     separated by commas."""
     train_weights: list[Positive] | None = None
     """Share of problems from each training set, in the order of train_files; the sum does not matter. null: all rows
     form one set."""
-    val_files: Annotated[Annotated[str, AfterValidator(located_data)] | None, NOT_DECISIVE] = None
+    val_files: Annotated[Annotated[str, AfterValidator(located_data)] | None, NOT_DECISIVE, NOT_FROM_RECORD] = None
     """Validation set, in the same forms; null: no validation."""
     prompt_key: str = "prompt"
     """Column with the question: text, or a list of chat messages. For all keys, dots lead into nested columns:
@@ -67,14 +78,14 @@ class DataConfig:
     teacher_image_key: str | None = None
     """Column with the images that teachers see instead of the row's, as many as those: crops, for example, or annotated
     figures. A row without any shows its own; null: all rows do."""
-    image_hosts: list[str] = []
+    image_hosts: Annotated[list[str], NOT_FROM_RECORD] = []
     """Hosts (`name` or `name:port`, by https; `http://name` allows http) from which images given as addresses are
     downloaded. Empty: an address is an error."""
     video_key: str = "videos"
     """Column with the list of videos; a row may have none. Needs the extra `video`."""
     video_fps: Positive = 2.0
     """Frames per second that are taken from a video."""
-    image_dir: File | None = None
+    image_dir: Annotated[File | None, NOT_FROM_RECORD] = None
     """Folder that paths of images and videos are relative to and must lie in; null: the working directory, and paths
     may lead anywhere."""
     max_prompt_length: Count = 512
@@ -87,10 +98,12 @@ class DataConfig:
     """Prompts sampled per round of algorithm.online_filtering; null: rollout_batch_size."""
     val_batch_size: Annotated[CountOrOff, NOT_DECISIVE] = -1
     """Prompts per validation batch; -1: the whole set. A small value limits how many videos are in memory at once."""
-    format_prompt: File | None = None
+    format_prompt: Annotated[File | None, NOT_FROM_RECORD] = None
     """Jinja file that wraps the question (variable `content`); null: the question alone."""
-    override_chat_template: File | None = None
+    override_chat_template: Annotated[File | None, NOT_FROM_RECORD] = None
     """File with a chat template that replaces the model's own."""
+    chat_template_kwargs: Fields = {}
+    """Variables of the chat template, such as `enable_thinking: false`, for students and teachers alike."""
     shuffle: bool = True
     """Visit the training rows in a seeded random order; false: in the order of the data."""
     seed: Natural = 1
@@ -145,14 +158,10 @@ class AlgorithmConfig(SharedSettings):
     top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Train only on this share of the tokens, those with the highest entropy, counted over the rollouts that learn.
     1.0: all tokens; below 1.0 a step takes one more pass."""
-    correct_key: str = "accuracy"
+    correct_key: Annotated[str, FROM_RECORD] = "accuracy"
     """Reward field that decides whether a response is correct; if the scores do not have it, `overall` decides."""
-    correct_threshold: float = 0.5
+    correct_threshold: Annotated[float, FROM_RECORD] = 0.5
     """A response is correct if that field is at least this."""
-
-    @property
-    def needs_critic(self) -> bool:
-        return "values" in estimator_class(self.adv_estimator).reads
 
 
 @section
@@ -275,7 +284,7 @@ class TrainerConfig:
 class RunSettings:
     """Everything that a configuration may hold except the methods' own sections."""
 
-    data: DataConfig = Field()
+    data: Annotated[DataConfig, FROM_RECORD] = Field()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     worker: WorkerConfig = Field()
     trainer: Annotated[TrainerConfig, NOT_DECISIVE] = TrainerConfig()
@@ -295,3 +304,13 @@ class RunConfig(RunSettings):
     from_environment: Mapping[tuple[str, ...], object] = dataclasses.field(
         default_factory=dict[tuple[str, ...], object], compare=False, repr=False
     )
+
+    @property
+    def estimator(self) -> Estimator:
+        """The chosen method with its settings. It holds no state, so that each use may build it anew."""
+        name = self.algorithm.adv_estimator
+        return build_estimator(name, self.methods.get(name))
+
+    @property
+    def needs_critic(self) -> bool:
+        return "values" in self.estimator.reads

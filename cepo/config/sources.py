@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -11,12 +11,12 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from cepo.config.arguments import settings_in
 from cepo.config.paths import find_base_file, find_config_file, find_path, near_config_name, searched
 from cepo.errors import ConfigError, DataError
 from cepo.files.safe_files import read_text
 from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.sections.reader import SectionError, read_section
-from cepo.terminal.arguments import settings_in
 
 _Section = TypeVar("_Section")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -197,13 +197,16 @@ def _collect_argument_keys(node: object, prefix: str, place: str, places: dict[s
             _collect_argument_keys(value, f"{prefix}{key}.", place, places)
 
 
-def read_arguments(argv: Sequence[str]) -> list[Source]:
-    """Returns a command line's sources, of which later ones override: base files, the file of `config=`, arguments."""
+def read_arguments(argv: Sequence[str], explained: Callable[[str, str], str] | None = None) -> list[Source]:
+    """Returns a command line's sources, of which later ones override: base files, the file of `config=`, arguments.
+
+    `explained` is that of `settings_in`.
+    """
     if not argv:
         raise ConfigError(
             "nothing is configured: give config=FILE, for example config=configs/microgeo/base.yaml, and settings a.b.c=value"
         )
-    settings = settings_in(argv)
+    settings = settings_in(argv, explained)
     files = [setting.removeprefix("config=") for setting in settings if setting.startswith("config=")]
     if len(files) > 1:
         raise ConfigError(

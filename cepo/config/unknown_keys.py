@@ -111,6 +111,14 @@ class KnownKeys:
         return f"Known {where}: {listed or '(none)'}{more}."
 
 
+def what_to_write(key: str, value: str) -> str:
+    """Returns what to write in place of a flag `--key value`, which may be one of another program's."""
+    known = KnownKeys([setting.key for setting in all_settings()], [], lambda _: False)
+    if key in known.settings:
+        return f"write {key}={value}"
+    return known.explained(key, value)
+
+
 class UnknownKeysError(ConfigError):
     """Keys of a configuration are no settings.
 

@@ -13,7 +13,9 @@ from cepo.files.trees import Fields, is_list
 from cepo.losses.settings import DEFAULT_LOSS, SharedLossSettings
 from cepo.sections.fields import (
     DECISIVE,
+    FROM_RECORD,
     NOT_DECISIVE,
+    NOT_FROM_RECORD,
     BelowOne,
     Count,
     CountOrOff,
@@ -64,11 +66,11 @@ class LoadedModelConfig:
 
     override_config: Fields = {}
     """Entries that replace those of the model's own configuration."""
-    enable_gradient_checkpointing: Annotated[bool, NOT_DECISIVE] = True
+    enable_gradient_checkpointing: Annotated[bool, NOT_DECISIVE, FROM_RECORD] = True
     """Recompute activations in the backward pass. This saves memory and costs time."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Enable it only for a model you trust."""
-    freeze_vision_tower: bool = False
+    freeze_vision_tower: Annotated[bool, FROM_RECORD] = False
     """Train only what follows the vision tower."""
 
 
@@ -80,10 +82,10 @@ class ModelConfig(LoadedModelConfig):
     """Model to train: hub name `org/name`, local folder, or `microgeo:model`."""
     tokenizer_path: str | None = None
     """Where the tokenizer and the processor are loaded from; null: model_path."""
-    fp32_logits: bool = True
+    fp32_logits: Annotated[bool, FROM_RECORD] = True
     """Accumulate and keep the LM head's logits in float32, in the trainer and in the rollout engine; false: both round
     them to the 16-bit type they compute in."""
-    lora: LoraConfig = LoraConfig()
+    lora: Annotated[LoraConfig, FROM_RECORD] = LoraConfig()
 
 
 @section
@@ -187,7 +189,7 @@ class ActorConfig(UpdateConfig, SharedLossSettings):
     loss_type: str = DEFAULT_LOSS
     """Name of the policy loss: default (PPO's clipped surrogate), gspo, gspo_token, cispo, sapo, or one that a file in
     trainer.plugins registers."""
-    loss: dict[str, dict[str, Any]] = {}
+    loss: Annotated[dict[str, dict[str, Any]], NOT_FROM_RECORD] = {}
     """Settings of losses of one's own, by the loss's name: `worker.actor.loss.<name>.*`."""
     entropy_coef: float = 0.0
     """Coefficient of the entropy of each token's distribution, in nats, which the loss subtracts with the weights of
@@ -202,7 +204,7 @@ class ActorConfig(UpdateConfig, SharedLossSettings):
     rollout_is_threshold; none: off. Needs temperature 1."""
     rollout_is_threshold: Annotated[float, Field(gt=1)] = 2.0
     """Bound of rho in rollout_is."""
-    model: ModelConfig = Field()
+    model: Annotated[ModelConfig, NOT_FROM_RECORD] = Field()
 
     @property
     def has_entropy_term(self) -> bool:
@@ -341,7 +343,7 @@ class RewardConfig:
     )
     """Reward function as `file.py:function`; without a function name, `main`. The scores of several functions, as a
     list or separated by commas, are added up."""
-    reward_weights: Annotated[list[float] | None, DECISIVE] = None
+    reward_weights: Annotated[list[float] | None, DECISIVE, FROM_RECORD] = None
     """Weights of the reward functions, one each; null: 1 each."""
     reward_function_kwargs: Annotated[Fields, DECISIVE] = {}
     """Keyword arguments of the reward function. For several functions: one section each, named after the function's
@@ -349,12 +351,14 @@ class RewardConfig:
     answer_function: Annotated[Annotated[str, AfterValidator(_located_functions)] | None, DECISIVE] = None
     """Function as `file.py:function` that returns the final answer in a response's text, or None; null: the last
     `\\boxed{}` or `<answer>`. Rewards receive the answer as `extracted_answer`, teachers as a reference."""
-    skip_special_tokens: Annotated[bool, DECISIVE] = True
+    skip_special_tokens: Annotated[bool, DECISIVE, FROM_RECORD] = True
     """Decode responses without special tokens."""
     num_cpus: Count = 1
     """Number of worker processes that score responses. Raise it if a run waits for rewards."""
-    timeout_seconds: Positive = 10.0
+    timeout_seconds: Annotated[Positive, FROM_RECORD] = 10.0
     """Time limit for scoring one response, in seconds; beyond it the response scores 0."""
+    start_timeout_seconds: Positive = 300.0
+    """Time limit for loading the reward functions' files, with all that they import, in seconds."""
 
     @property
     def reward_functions(self) -> list[str]:
@@ -365,9 +369,9 @@ class RewardConfig:
 class WorkerConfig:
     """`worker.*`."""
 
-    actor: ActorConfig = Field()
+    actor: Annotated[ActorConfig, FROM_RECORD] = Field()
     critic: CriticConfig = CriticConfig()
-    rollout: Annotated[RolloutConfig, NOT_DECISIVE] = RolloutConfig()
+    rollout: Annotated[RolloutConfig, NOT_DECISIVE, FROM_RECORD] = RolloutConfig()
     reward: Annotated[RewardConfig, NOT_DECISIVE] = RewardConfig()
 
     @property

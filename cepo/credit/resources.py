@@ -60,14 +60,15 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
 
     Raises a `CepoError` if problems, weights, engine or reward cannot be used.
     """
-    processing = load_processing(config.worker.actor.model, chat_template=config.data.override_chat_template)
+    processing = load_processing(
+        config.worker.actor.model,
+        chat_template=config.data.override_chat_template,
+        chat_template_kwargs=config.data.chat_template_kwargs,
+    )
     problems = read_training_sets(config.data, processing)
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
-    facts = WorkerSpec(
-        data=config.data,
-        algorithm=config.algorithm,
-        worker=config.worker,
-        trainer=config.trainer,
+    spec = WorkerSpec.of(
+        config,
         teacher=TeacherConfig(),
         needs_values=False,
         total_steps=1,
@@ -75,7 +76,7 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
     )
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(RewardPool(config.worker.reward))
-        backend = Worker(facts, processing)
+        backend = Worker(spec, processing)
         stack.callback(backend.close)
         if actor is not None:
             load_weights(backend.actor, actor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias, TypedDict
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy
 from jaxtyping import Bool, Float
@@ -31,16 +31,11 @@ def token_array(tokens: ArrayLike) -> TokenIds:
     return numpy.asarray(tokens, dtype=numpy.int32)
 
 
-class ScoringOptions(TypedDict, total=False):
-    """The options of a scoring pass, declared once for trainer, backends and actor."""
+class InitialScores(NamedTuple):
+    """What a response's tokens get under the initial weights, (response length,) float32."""
 
-    as_teacher: bool  # with the teacher's weights; by default the actor's
-    as_reference: bool  # with the initial weights (LoRA: those without the adapter), for a KL penalty
-    keep_states: str | None  # the view whose rows' hidden states an update that distils needs later in the step
-    temperature: float | None  # replaces the rollout temperature
-    result: Literal["log_probs", "entropy", "reference_kl"]
-    """Per token, in nats: its log-prob, its distribution's entropy, or KL(P_student || P_reference) over the vocabulary,
-    for rows whose states were kept `as_reference`."""
+    log_probs: Tensor
+    kl: Tensor | None  # KL(P_student || P_initial) over the whole vocabulary, in nats; None if it was not asked for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,17 +77,16 @@ class _OfRows:
 class OptimizerBatch(_OfRows):
     """The rows of one optimizer step that have a gradient, with totals over all rows of the step.
 
-    If `on_policy`, the weights at the start of this optimizer step sampled the rows and no earlier pass scored them. The
-    old log-probs are then the update's own, without gradient, and `old_log_probs` holds the rollout engine's.
+    `old_log_probs` is None if the weights at the start of this optimizer step sampled the rows and no earlier pass scored
+    them: the old log-probs are then the update's own, without gradient.
     """
 
     rows: Sequence[ScoringRow]
-    old_log_probs: Float[Tensor, "R T"]
+    sampled_log_probs: Float[Tensor, "R T"]  # of the rollout engine
     advantages: Float[Tensor, "R T"]
     response_mask: Bool[Tensor, "R T"]
     denominators: LossDenominators  # over every row of the step, including rows without gradient
-    on_policy: bool = False
-    sampled_log_probs: Float[Tensor, "R T"] | None = None  # of the rollout engine; None if `old_log_probs` holds them
+    old_log_probs: Float[Tensor, "R T"] | None = None
     reference_log_probs: Float[Tensor, "R T"] | None = None  # under the initial weights; None without a KL in the loss
     distillation: Distillation | None = None  # of these rows; None for methods whose only loss is the policy loss
 

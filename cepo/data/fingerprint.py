@@ -86,7 +86,8 @@ def _processing_facts(processing: Processing) -> Any:
     digests = {str(file.relative_to(folder)): _content_digest(file, within) for file in files}
     reads_the_date = any("strftime_now" in template for template in _templates(processing))
     today = date.today().isoformat() if reads_the_date else None
-    return [digests, arguments["trust_remote_code"], arguments["chat_template"], today]
+    settings = {name: value for name, value in arguments.items() if name != "path"}
+    return [digests, settings, today]
 
 
 def _model_folder(path: str) -> Path | None:

@@ -24,7 +24,7 @@ from cepo.models.interface import EncodedPrompt, ImageSource, Turn, Video
 from cepo.models.patch_mask import PatchMask
 from cepo.models.processing import Processing
 from cepo.models.text_codec import MARKS, TextCodec
-from cepo.types import Reference, RolloutGroup
+from cepo.types import RolloutGroup, TokenReference, WordedReference
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -169,24 +169,21 @@ class ReferenceTexts:
         self.template = HintTemplate(teacher.placement, teacher.template)
         self._special_texts = codec.special_texts
 
-    def reference_text(self, reference: Reference) -> str:
+    def reference_text(self, reference: WordedReference) -> str:
         """Returns the reference as the teacher sees it: sanitised, and a text cut to its maximum length; may be empty.
 
         Sampled tokens are never cut here: their sanitised text may encode longer than it was sampled, and its end may
         be the answer.
         """
         text = self.whole_text(reference)
-        if reference.token_ids is not None:
+        if isinstance(reference, TokenReference):
             return text
         max_tokens = reference.max_tokens or self._teacher.max_reference_tokens
         return self.shortened(text, max_tokens)
 
-    def whole_text(self, reference: Reference) -> str:
+    def whole_text(self, reference: WordedReference) -> str:
         """Returns the sanitised reference without a maximum length."""
-        text = reference.text
-        if reference.token_ids is not None:
-            text = self._codec.decode(reference.token_ids)
-        assert text is not None, "a teacher without images, or with masked ones, reads no text"
+        text = self._codec.decode(reference.token_ids) if isinstance(reference, TokenReference) else reference.text
         return sanitise_reference(text, self._special_texts)
 
     def shortened(self, text: str, num_tokens: int) -> str:

@@ -21,11 +21,12 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
+from cepo.answers import LETTERS, chosen, kind_of
 from cepo.data.row_parser import cell_text
 from cepo.errors import DataError
 from cepo.files.trees import Fields, Tree, is_list, is_mapping
 from cepo.models.text_codec import IMAGE_MARK
-from cepo.rewards.benchmark import LETTERS, chosen_letters, kind_of, options_in_text
+from cepo.rewards.benchmark import options_in_text
 
 _WEMATH_OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
 _MATHVERSE_OPTIONS = re.compile(r"\bchoices?\s*:?\s*\n", re.IGNORECASE)
@@ -70,7 +71,7 @@ def dynamath(row: Fields) -> Tree:
     kind = {"float": "numeric", "multiple choice": "choice"}.get(answer_type, "text")
     options = options_in_text(question) if kind == "choice" else []
     answer = text(row, "ground_truth")
-    if kind == "choice" and not chosen_letters(answer, options):
+    if kind == "choice" and not chosen(answer, options):
         kind = "text"
     return {
         "problem": question,
@@ -254,7 +255,7 @@ def mathverse(row: Fields) -> Tree:
     if question_type == "multi-choice":
         options = _mathverse_options(question)
         # A few answers are the text of an option, which some versions show only in the image.
-        kind = "choice" if chosen_letters(answer, options) else "text"
+        kind = "choice" if chosen(answer, options) else "text"
         usual |= {"answer_kind": kind, "choices": options}
     return usual
 
@@ -370,9 +371,9 @@ def _choices(answer: str, options: Sequence[str]) -> list[str]:
 
     Raises `DataError` if the answer is no letter, as in splits whose answers are not public.
     """
-    if chosen_letters(answer, options):
+    if chosen(answer, options):
         return [*options]
-    if not chosen_letters(answer):
+    if not chosen(answer):
         raise DataError(f"the answer {answer!r} names none of the options")
     return []
 

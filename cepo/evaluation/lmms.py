@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cepo.answers import LETTERS
 from cepo.errors import DataError
 from cepo.evaluation.formats import listed, optional_text, text, whole_number
 from cepo.evaluation.protocols import LMMS_LIMIT
 from cepo.files.trees import Fields
 from cepo.models.text_codec import IMAGE_MARK
-from cepo.rewards.benchmark import LETTERS
 
 SYSTEM_PROMPT = (
     "You are a helpful assistant. When the user asks a question, your response must include two parts: "

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cepo.errors import ConfigError
+from cepo.files.secrets import without_secrets
 from cepo.files.trees import Fields
 
 LMMS_LIMIT = 49152
@@ -76,7 +77,7 @@ def rules_of(options: Mapping[str, str]) -> Rules:
             "a judge needs both judge=ADDRESS, of an OpenAI-compatible server up to /v1, and judge_model=MODEL"
         )
     if address is not None and not address.startswith(("http://", "https://")):
-        raise ConfigError(f"judge={address}: give an address that begins with http:// or https://")
+        raise ConfigError(f"judge={without_secrets(address)}: give an address that begins with http:// or https://")
     return Rules(
         is_lmms=options.get("protocol") == "lmms",
         judge=None if address is None else {"base_url": address, "model": model},

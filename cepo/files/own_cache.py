@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from cepo.errors import ForeignFileError
-from cepo.files.safe_files import irregular_file, read_bytes
+from cepo.files.safe_files import irregular_file, private_folder, read_bytes
 from cepo.files.trees import Tree, is_dict
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,10 @@ def own_folder(place: Path) -> Path:
     write in it or put another folder in its place.
     """
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fault = _fault(place)
+        private_folder(place)
+        fault = _fault_around(place)
+    except ForeignFileError as error:
+        fault = f"it {error.fault}"
     except OSError as error:
         fault = f"{error.strerror or error}"
     if not fault:
@@ -55,23 +57,9 @@ def own_folder(place: Path) -> Path:
     return replacement
 
 
-def is_own_folder(place: Path) -> bool:
-    """Returns whether `place` is a folder that only this user can write."""
-    try:
-        return not _fault(place)
-    except OSError:
-        return False
-
-
-def _fault(place: Path) -> str:
-    """Returns why others could change what is in a folder; empty if they cannot."""
+def _fault_around(place: Path) -> str:
+    """Returns why others could put another folder in the place of one; empty if they cannot."""
     user = os.getuid()
-    if not stat.S_ISDIR(place.lstat().st_mode):
-        return "it is no folder"
-    if place.lstat().st_uid != user:
-        return f"it belongs to the user {place.lstat().st_uid}"
-    if place.lstat().st_mode & 0o022:
-        return "others may write in it (chmod go-w)"
     absolute = Path(os.path.abspath(place))
     for parent in (*absolute.parents, *absolute.resolve().parents):
         status = parent.lstat()

@@ -127,6 +127,24 @@ def _open_target(path: Path, within: Path | str | None, *, writable: bool) -> in
         raise ForeignFileError(path, _unreadable(error)) from error
 
 
+def private_folder(folder: Path) -> Path:
+    """Returns a folder of this user's into which nobody else can write or look; it is created if it does not exist.
+
+    Raises `ForeignFileError`: it is a link or no folder, another user owns it, or others may have written into it; OSError.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        raise ForeignFileError(folder, "is a link")
+    if status.st_uid != os.getuid():
+        raise ForeignFileError(folder, "belongs to another user; name another folder")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ForeignFileError(folder, f"can be written by others; remove it, or close it with chmod 700 {folder}")
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        folder.chmod(0o700)
+    return folder
+
+
 def irregular_file(folder: Path) -> Path | None:
     """Returns the first entry below a folder that is neither a regular file nor a folder: a link, a pipe, a device."""
     for path in sorted(folder.rglob("*")):

@@ -7,7 +7,7 @@ from typing import Any
 
 from cepo.files.trees import is_list, is_mapping
 
-_MASK = "***"
+MASK = "***"
 _SECRET_NAME = (
     r"(?:[\w-]*[_-])?(?:(?:api|access|private|secret|signing|encryption|ssh|openai|anthropic|azure|google|gemini|hf|wandb)"
     r"[_-]?key|secret|token|password|passwd|passphrase|pwd|auth|authorization|bearer|cookie|credentials?)"
@@ -17,7 +17,7 @@ _SECRET_ENTRY = re.compile(
     rf"(?P<name>(?<![\w-])[\"']?{_SECRET_NAME}[\"']?\s*[:=]\s*)(?P<value>\"[^\"]*\"|'[^']*'|(?!\$\{{)[^,}}\]]+)",
     re.IGNORECASE,
 )
-_USER_IN_URL = re.compile(r"(?<=://)[^/\s@]+:[^/\s@]*(?=@)")
+_USER_IN_URL = re.compile(r"(?<=://)[^/\s?#]+(?=@)")
 
 
 def is_secret(name: str) -> bool:
@@ -33,7 +33,7 @@ def without_secrets(value: object, *, name: str = "") -> Any:
         return [without_secrets(entry, name=name) for entry in value]
     if not isinstance(value, str):
         return value
-    return _MASK if value and is_secret(name) else _USER_IN_URL.sub(_MASK, value)
+    return MASK if value and is_secret(name) else _USER_IN_URL.sub(MASK, value)
 
 
 def masked_argument(argument: str) -> str:
@@ -42,5 +42,5 @@ def masked_argument(argument: str) -> str:
     _, _, name = key.rpartition(".")
     is_reference = value.startswith("${")
     if value and is_secret(name.lstrip("-")) and not is_reference:
-        return f"{key}={_MASK}"
-    return _USER_IN_URL.sub(_MASK, _SECRET_ENTRY.sub(rf"\g<name>{_MASK}", argument))
+        return f"{key}={MASK}"
+    return _USER_IN_URL.sub(MASK, _SECRET_ENTRY.sub(rf"\g<name>{MASK}", argument))

@@ -24,7 +24,7 @@ from cepo.models.patch_mask import PatchMask
 from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.rollout_groups import PromptResponses, described_groups, reference_metrics
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import ImageReference, Reference, RolloutGroup, TokenBatch, TokenSignal, WordedReference
 
 Messages = Sequence[Fields]
 """Turns with a `role` and a `content`, which is a text or a list of parts of the types `text` and `image`."""
@@ -255,13 +255,11 @@ class MethodAdapter:
 
     def _placed(self, reference: Reference, row: Row, group: RolloutGroup) -> Hint | None:
         """Returns what remains of a reference to show; None if its text is empty, or the row has no images to change."""
-        changes_images = reference.blind or reference.masked is not None
-        if changes_images and not row.has_images:
-            return None
-        if reference.masked is not None:
-            return Hint(mask=mask_for(group, reference.masked))
-        if reference.blind:
-            return Hint()
+        if isinstance(reference, ImageReference):
+            if not row.has_images:
+                return None
+            return Hint() if reference.masked is None else Hint(mask=mask_for(group, reference.masked))
+        assert isinstance(reference, WordedReference)
         text = self._wording.reference_text(reference)
         return Hint(text=text) if text else None
 

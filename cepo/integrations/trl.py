@@ -18,7 +18,9 @@ from cepo.data.answer_column import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
 from cepo.integrations.adapter import Hint, MethodAdapter, Row, Shown, images_of, supported_estimator
+from cepo.models.chat_template import ChatTemplate
 from cepo.models.patch_mask import patch_size_of
+from cepo.models.response_end import SAMPLED_HERE, ResponseEnd, response_end, warn_of_undeclared_end
 from cepo.models.text_codec import TextCodec
 from cepo.types import TokenSignal
 
@@ -68,13 +70,40 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self._truth = ground_truth
         self._solution = solution
         self._correct_by = correct_by
-        texts = TextCodec(self._tokenizer, self.eos_token_ids)
+        texts = TextCodec(self._tokenizer, self._end_responses_as_the_template())
         self._credit = MethodAdapter(self.estimator, texts, self.args.seed, answer_function)
         self._prompts: list[Any] = []
         self._sampled: list[list[int]] = []
         self._tool_masks: list[list[int]] | None = None  # 0 on the tokens of tools
         self._tools_images: list[list[Any]] = []  # of each response; empty without tools
         self._scores = torch.zeros(0, 0)
+
+    def _end_responses_as_the_template(self) -> ResponseEnd:
+        """Lets the engines end a response where the chat template ends an assistant's turn, and returns what ends one."""
+        declared = tuple(self.eos_token_ids)
+        template = ChatTemplate(
+            self.chat_template or self.processing_class.chat_template,
+            "the chat template",
+            special_tokens=self._tokenizer.special_tokens_map,
+            settings=cast("Tree", self.chat_template_kwargs),
+        )
+        end = response_end(template, self._tokenizer, declared, as_parts=self._is_vlm)
+        consequence = SAMPLED_HERE
+        self.eos_token_ids = list(end.token_ids)
+        if self.use_vllm:
+            stopping: Tree = self.vllm_generation.generation_kwargs
+            stopping["stop_token_ids"] = sorted({*stopping.get("stop_token_ids", ()), *end.token_ids})
+            if end.text:
+                stopping["stop"] = [*stopping.get("stop", ()), end.text]
+                stopping["include_stop_str_in_output"] = True
+        else:
+            self.generation_config.eos_token_id = self.eos_token_ids
+            self.generation_kwargs["eos_token_id"] = self.eos_token_ids
+            if end.text:
+                consequence = "TRL's transformers engine stops at tokens alone: give the tokenizer such a token"
+        if self.accelerator.is_main_process:
+            warn_of_undeclared_end(end, declared, template.name, self._tokenizer, consequence)
+        return end
 
     def _generate(self, prompts: list[Any]) -> Any:
         self._prompts = prompts  # with images, and with what an environment has added

@@ -34,7 +34,9 @@ from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
 from cepo.integrations.adapter import Hint, MethodAdapter, Row, Shown, check_beginning, spliced, supported_estimator
 from cepo.metrics import results
+from cepo.models.chat_template import ChatTemplate
 from cepo.models.patch_mask import DEFAULT_PATCH_SIZE, PatchMask
+from cepo.models.response_end import ResponseEnd, declared_ends, response_end, warn_of_undeclared_end
 from cepo.models.text_codec import TextCodec
 from cepo.sections.fields import section
 from cepo.sections.reader import read_section
@@ -88,11 +90,29 @@ class CepoTrainer(get_trainer_cls("sync")):
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
-        texts = TextCodec(self.tokenizer, [self.tokenizer.eos_token_id])
+        texts = TextCodec(self.tokenizer, self._response_end())
         seed = self.config.data.get("seed") or 0
         self._credit = MethodAdapter(self.estimator, texts, seed, self._settings.answer_function)
         self._dataset_class: Any = get_dataset_class(self.config.data)
         self._placeholders = {get_processor_token_id(self.processor, kind) for kind in ("image", "video")}
+
+    def _response_end(self) -> ResponseEnd:
+        """Returns what ends a response; warns if verl's engines do not, which end it by the model's files alone."""
+        renderer = self.processor if self.processor is not None else self.tokenizer
+        template = ChatTemplate(
+            renderer.chat_template,
+            "the chat template",
+            special_tokens=self.tokenizer.special_tokens_map,
+            settings=self._template_settings(),
+        )
+        declared = declared_ends(self.tokenizer.name_or_path, None, self.tokenizer)
+        end = response_end(template, self.tokenizer, declared, as_parts=self.processor is not None)
+        advice = "verl stops at these alone: add the other to eos_token_id in the model's generation_config.json"
+        warn_of_undeclared_end(end, declared, template.name, self.tokenizer, advice)
+        return end
+
+    def _template_settings(self) -> Tree:
+        return dict(self.config.data.get("apply_chat_template_kwargs") or {})
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: Tree) -> KVBatchMeta:
         """Lets verl apply its KL penalty and rollout correction, then replaces the advantages by the method's."""
@@ -254,7 +274,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         return self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
 
     def _rendered(self, messages: Sequence[Fields]) -> str:
-        options = dict(self.config.data.get("apply_chat_template_kwargs") or {})
+        options = self._template_settings()
         renderer = self.processor if self.processor is not None else self.tokenizer
         return renderer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **options)
 

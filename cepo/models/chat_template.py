@@ -1,30 +1,196 @@
-"""Renders chat templates, which are untrusted programs, in transformers' sandbox; `cepo.models.limited_process` calls it."""
+"""Chat templates: rendering in a sandbox, the variables that one reads, and what one writes around an assistant's answer.
+
+A template is a program of a model folder. transformers' sandbox lets it change nothing and call nothing of Python's.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cepo.files.trees import Fields
+from cepo.errors import ConfigError, DataError, did_you_mean
+from cepo.files.trees import Fields, is_mapping
 
+Message = dict[str, Any]
+"""A `role`, and a `content` that is a text or a list of parts of the types `text`, `image` and `video`."""
+
+_SLOT = "CEPO-TEXT-SLOT-"
 _MOST_ERROR_CHARACTERS = 1000
+_NOT_SETTABLE = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""Variables that every rendering has, whose values no setting may replace."""
+TAG = re.compile(r"[<\[◁]/?[^\s<>\[\]◁▷]+[>\]▷]")
+_THOUGHT_TAG = re.compile(r"<[\w:.-]*(?:think|reason|thought)[\w:.-]*>", re.IGNORECASE)
+_THOUGHT_MARK = re.compile(r"[<\[◁]/?[|\w:.-]*(?:think|reason|thought)[|\w:.-]*[>\]▷]", re.IGNORECASE)
+"""A tag at the beginning or the end of a thought, in any family's brackets."""
 
 
-def render(request: Fields) -> tuple[str, Any]:
-    """Returns ("text", the conversation), ("characters", how many are too many), or the kind of an error and its text.
+class ChatTemplate:
+    """A chat template with the variables that each rendering gets beside the messages.
 
-    `request` has `messages`, the template's `variables`, its own text among them, and `most_characters`.
+    `text` is None for a model without one, and `name` is what errors call it. `special_tokens` are the tokenizer's, by
+    name. `settings` are further variables, such as those of `data.chat_template_kwargs`.
     """
-    from jinja2 import TemplateSyntaxError
-    from transformers.utils.chat_template_utils import render_jinja_template
 
-    try:
-        texts, _ = render_jinja_template([request["messages"]], add_generation_prompt=True, **request["variables"])
-        if len(texts[0]) > request["most_characters"]:
-            return "characters", len(texts[0])
+    def __init__(self, text: object, name: str, *, special_tokens: Fields, settings: Fields | None = None) -> None:
+        if is_mapping(text):
+            text = text.get("default")
+        self.text = None if text is None else str(text)
+        self.name = name
+        self._variables = {**special_tokens, **(settings or {})}
+
+    def render(self, messages: Sequence[Message], *, opens_answer: bool = True) -> str:
+        """Returns the conversation as text, which ends with the assistant's header if `opens_answer`.
+
+        Raises `ConfigError`: there is no template, or it does not parse.
+        Raises `DataError`: the template refuses the roles, their order, or the content.
+        """
+        from jinja2 import TemplateSyntaxError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        if self.text is None:
+            raise self.error("is missing")
+        try:
+            rendered, _ = render_jinja_template(
+                [list(messages)], chat_template=self.text, add_generation_prompt=opens_answer, **self._variables
+            )
+        except TemplateSyntaxError as error:
+            raise self.error(f"does not parse: {_described(error)}") from error
+        except Exception as error:  # a template is a program: it can raise anything
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise DataError(f"{self.name} refuses messages of the roles {roles}: {_described(error)}") from error
         # No tokenizer accepts a lone surrogate.
-        return "text", texts[0].encode("utf-8", errors="replace").decode("utf-8")
-    except MemoryError:
-        raise
-    except Exception as error:  # a template is a program: it can raise anything
-        kind = "unparsable" if isinstance(error, TemplateSyntaxError) else "raised"
-        return kind, f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARACTERS]
+        return rendered[0].encode("utf-8", errors="replace").decode("utf-8")
+
+    def error(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self.name} {problem}; name another template in data.override_chat_template")
+
+    def variables(self) -> list[str]:
+        """Returns the names of the variables that the template reads and a setting may give, in alphabetical order."""
+        from jinja2 import TemplateError
+        from jinja2.meta import find_undeclared_variables
+
+        try:
+            names = find_undeclared_variables(_environment().parse(self.text or ""))
+        except TemplateError as error:
+            raise self.error(f"does not parse: {_described(error)}") from error
+        return sorted(names - _NOT_SETTABLE)
+
+    def require_read(self, settings: Fields) -> None:
+        """Raises `ConfigError` for a variable in `settings` that the template does not read."""
+        if not settings:
+            return
+        known = self.variables()
+        for name in settings:
+            if name not in known:
+                raise ConfigError(
+                    f"data.chat_template_kwargs.{name}: {self.name} reads no such variable."
+                    f"{did_you_mean(str(name), known)} It reads {', '.join(known) or 'none'}"
+                )
+
+    def pieces(self, roles: Sequence[str], *, opens_answer: bool, as_parts: bool) -> list[str] | None:
+        """Returns what the template writes before, between and after texts of these roles; None if it takes none such.
+
+        `as_parts` tells whether the content of a message is a list of parts.
+        """
+        slots = [slot(number) for number in range(len(roles))]
+        messages: list[Message] = []
+        for role, text in zip(roles, slots, strict=True):
+            content: Any = [{"type": "text", "text": text}] if as_parts else text
+            messages.append({"role": role, "content": content})
+        try:
+            rest = self.render(messages, opens_answer=opens_answer)
+        except (ConfigError, DataError):  # a prompt that the template refuses says so itself
+            return None
+        pieces: list[str] = []
+        for text in slots:
+            piece, found, rest = rest.partition(text)
+            if not found:
+                return None
+            pieces.append(piece)
+        if _SLOT in "".join([*pieces, rest]):  # a text is written twice
+            return None
+        return [*pieces, rest]
+
+    def after_answer(self, *, as_parts: bool) -> str:
+        """Returns what follows an assistant's text: at the end of a conversation, or if that is nothing, before a user's."""
+        last = self.pieces(("user", "assistant"), opens_answer=False, as_parts=as_parts)
+        if last is not None and last[-1].strip():
+            return last[-1]
+        earlier = self.pieces(("user", "assistant", "user"), opens_answer=True, as_parts=as_parts)
+        return "" if earlier is None else earlier[2]
+
+    def prefilled(self, control_texts: Iterable[str], *, as_parts: bool) -> str:
+        """Returns the beginning of a response that the template writes itself; see `prefilled_text`."""
+        pieces = self.pieces(("user", "assistant", "user"), opens_answer=True, as_parts=as_parts)
+        if pieces is None:
+            return ""
+        return prefilled_text(pieces[1], pieces[-1], control_texts)
+
+
+def slot(number: int) -> str:
+    """Returns the text that stands for a text of a conversation in a rendering."""
+    return f"{_SLOT}{number:03d}"
+
+
+def num_slots(rendered: str) -> int:
+    return rendered.count(_SLOT)
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARACTERS]
+
+
+def _environment() -> Any:
+    """Returns Jinja's environment with the tags of chat templates, to parse one without running it."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension, LoopControlExtension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import SandboxedEnvironment
+
+    class Generation(Extension):
+        """The tag by which a template marks what the assistant has written."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return SandboxedEnvironment(extensions=[Generation, LoopControlExtension])
+
+
+def marks_thought(text: str) -> bool:
+    """Returns whether a token begins or ends a thought, so that a reasoning model must be able to write it."""
+    return _THOUGHT_MARK.fullmatch(text) is not None
+
+
+def prefilled_text(before_earlier_answer: str, before_response: str, control_texts: Iterable[str]) -> str:
+    r"""Returns the beginning of the response that the template writes after the assistant's header; empty without one.
+
+    For `<|im_end|>\n<|im_start|>assistant\n<think>\n` it is `<think>\n`.
+
+    Args:
+        before_earlier_answer: what the template writes between a user's text and the answer of an earlier turn.
+        before_response: what it writes after the last user's text.
+        control_texts: the control tokens, which no response has.
+    """
+    start = _length_of_equal_beginning(before_earlier_answer, before_response)
+    thought = _THOUGHT_TAG.search(before_response[:start])  # of a template that also writes one before earlier answers
+    if thought is not None:
+        start = thought.start()
+    written = before_response[start:]
+    if TAG.search(written) is None:
+        return ""
+    for control in control_texts:
+        last = before_response.rfind(control)
+        if control and last >= 0 and last + len(control) > start:
+            return ""
+    return written
+
+
+def _length_of_equal_beginning(first: str, second: str) -> int:
+    length = 0
+    while length < min(len(first), len(second)) and first[length] == second[length]:
+        length += 1
+    return length

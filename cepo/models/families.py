@@ -425,12 +425,6 @@ def processors_of(model_type: object) -> list[str]:
     return starts
 
 
-def reads_grids(model_type: object) -> bool:
-    """Returns whether a family's processor takes a size as a number of pixels; the others take it as edges."""
-    of_type = [family for family in FAMILIES if model_type in family.model_types]
-    return any(isinstance(family, GridFamily) for family in of_type)
-
-
 def family_of(
     config: PreTrainedConfig, *, section: str = "worker.actor.model", trust_remote_code: bool = False
 ) -> Family:

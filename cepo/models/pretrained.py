@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import json
 import logging
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,20 +17,21 @@ from torch import Tensor, nn
 
 from cepo.config.checks import INSTALL_BITSANDBYTES
 from cepo.config.worker_schema import LoraConfig
-from cepo.errors import CheckpointError, ConfigError, EngineError
+from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
 from cepo.files.safe_files import read_json
 from cepo.files.trees import Fields
 from cepo.models.cpu.matrix_products import use_fast_products
 from cepo.models.families import family_of
-from cepo.models.folder_check import check_model_folder
+from cepo.models.folder_check import check_model_folder, require_safetensors
 from cepo.models.interface import Family
 from cepo.models.patch_embedding import use_linear_patch_embedding
 from cepo.models.segments import ATTENTION_NAME, segment_attention
-from cepo.models.weights_check import check_loaded, check_stored
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedConfig
 
+_REPLACED_HEADS = re.compile(r"lm_head\..*|score\..*|v_head\..*|value_head\..*")
+"""The heads of language, reward and value models, which the critic replaces by its own."""
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -79,7 +81,7 @@ def load_model(
     no checkpoint holds them. `quantization` quantises the language model's linear layers to 4 bits as they are loaded.
 
     Raises `ConfigError`: nothing can be loaded from `path`, its architecture is not supported, its weights are already
-    quantised, or `override_config` names an unknown entry; `EngineError`: the weights are missing or damaged.
+    quantised, or `override_config` names an unknown entry; `EngineError`: weights are missing, damaged or pickles.
     """
     config = read_config(path, trust_remote_code=trust_remote_code, section=section)
     family = family_of(config, section=section, trust_remote_code=trust_remote_code)
@@ -103,8 +105,8 @@ def load_model(
     try:
         if not with_weights:
             return _with_fast_layers(_empty_model(auto, config, options), family)
-        if is_local:
-            check_stored(folder, _empty_model(auto, config, options))
+        if is_local and not trust_remote_code:
+            require_safetensors(folder)
         if quantization is not None:
             # An error in the head affects all logits of every token, and a tied head is the embeddings, which are not
             # linear layers. The vision tower has a small share of the weights, and its features are computed once per image.
@@ -113,7 +115,7 @@ def load_model(
             options["quantization_config"] = quantization
         with _without_bars(is_local=is_local):
             model, info = auto.from_pretrained(path, config=config, output_loading_info=True, **options)
-        check_loaded(info, is_critic=section == "worker.critic.model")
+        _check_loaded(info, is_critic=section == "worker.critic.model")
         if quantization is not None:
             _prepare_quantised(model)
         return _with_fast_layers(model, family)
@@ -122,6 +124,23 @@ def load_model(
             f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file is "
             "truncated or damaged, copy or download the folder again"
         ) from error
+
+
+def _check_loaded(info: Any, *, is_critic: bool) -> None:
+    """Raises DataError if the files lack weights of the model, which transformers has then drawn at random.
+
+    `info` is transformers' `output_loading_info`, in which tied weights count as loaded. The critic's head is replaced, so
+    that the files may lack it. transformers itself names weights that the model does not have, and reads none of them.
+    """
+    missing: list[str] = []
+    for name in sorted(info["missing_keys"]):
+        if not is_critic or _REPLACED_HEADS.fullmatch(name) is None:
+            missing.append(name)
+    if missing:
+        examples = ", ".join(name[:100] for name in missing[:3])
+        raise DataError(f"the files lack weights of the model: {len(missing)} ({examples})")
+    if info["error_msgs"]:
+        raise DataError(f"the files cannot be read: {info['error_msgs'][0]!s:.300}")
 
 
 def _model_class(family: Family) -> Any:

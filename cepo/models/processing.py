@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,54 +18,70 @@ from cepo.config.worker_schema import ModelConfig
 from cepo.errors import ConfigError, DataError
 from cepo.files.safe_files import read_text
 from cepo.files.trees import Fields, Tree
+from cepo.models.chat_template import ChatTemplate, Message, marks_thought, num_slots, slot
 from cepo.models.families import family_of
-from cepo.models.generation_prefix import prefilled_text
 from cepo.models.interface import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
-from cepo.models.limited_process import ask
 from cepo.models.patch_mask import PatchMask
 from cepo.models.pretrained import read_config, unreadable
+from cepo.models.response_end import SAMPLED_HERE, declared_ends, response_end, warn_of_undeclared_end
 from cepo.models.text_codec import IMAGE_MARK, MARKS, TextCodec, encodable
-from cepo.models.tokenizer_check import check_tokenizer
-
-_TEXT_SLOT = "CEPO-TEXT-SLOT-"
-SECONDS = 10.0
-"""The processor time of one rendering, which normally takes about a millisecond."""
-MOST_OWN_CHARACTERS = 1_000_000
-"""The maximum number of characters that a template may add to the texts of a conversation."""
 
 
 class Processing(TextCodec):
     """Combines the tokenizer, chat template and image processor of a model folder or hub name.
 
-    Text from datasets or models never produces special tokens: `<|im_end|>` in a problem becomes plain characters.
+    Text from datasets or models never produces special tokens: `<|im_end|>` in a problem becomes plain characters. What
+    the chat template writes after an assistant's text ends a response, and so do the tokens that the files declare.
 
     For `image_token_id`, `video_token_id` and `placeholders`, those of a whole image and a whole video, see
     `ImageReader`; they are None for what is not read. `arguments` make an equal object in another process.
     """
 
-    def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        trust_remote_code: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Fields | None = None,
+    ) -> None:
         from transformers import AutoProcessor
 
         config: Any = read_config(path, trust_remote_code=trust_remote_code)
         self.family = family_of(config, trust_remote_code=trust_remote_code)
         with unreadable("worker.actor.model", path):
-            check_tokenizer(path, trusted=trust_remote_code)
-            self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
-        tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)  # a text model's is the tokenizer
-        eos_token_ids = _eos_token_ids(path, config, tokenizer, trust_remote_code)
-        vocabulary_size: int = config.get_text_config().vocab_size
-        super().__init__(tokenizer, eos_token_ids, vocabulary_size=vocabulary_size, name=path)
+            # A Mistral folder may have a second tokenizer, which lacks what is read here.
+            options = {"mistral_format": False} if (Path(path) / "tekken.json").exists() else {}
+            self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
+            tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)  # a text model's is the tokenizer
+            reader = self.family.reader(self._processor, config)
+            self._declared_ends = declared_ends(path, config, tokenizer, trust_remote_code=trust_remote_code)
+            vocabulary_size = int(config.get_text_config().vocab_size)
         self._num_embeddings = vocabulary_size
         self._path = path
-        self.arguments: Tree = {"path": path, "trust_remote_code": trust_remote_code, "chat_template": chat_template}
-        self._template = f"the chat template of worker.actor.model.model_path '{path}'"
+        self.arguments: Tree = {
+            "path": path,
+            "trust_remote_code": trust_remote_code,
+            "chat_template": chat_template,
+            "chat_template_kwargs": dict(chat_template_kwargs or {}),
+        }
+        template_name = f"the chat template of worker.actor.model.model_path '{path}'"
         if chat_template is not None:
             self._processor.chat_template = chat_template
-            self.tokenizer.chat_template = chat_template
-            self._template = "the chat template in data.override_chat_template"
-        with unreadable("worker.actor.model", path):
-            reader = self.family.reader(self._processor, config)
+            tokenizer.chat_template = chat_template
+            template_name = "the chat template in data.override_chat_template"
+        self.template = ChatTemplate(
+            self._processor.chat_template or tokenizer.chat_template,  # base models' processors may have none
+            template_name,
+            special_tokens=tokenizer.special_tokens_map,
+            settings=chat_template_kwargs,
+        )
+        self.template.require_read(chat_template_kwargs or {})
         self.images: ImageReader | None = reader
+        end = response_end(self.template, tokenizer, self._declared_ends, as_parts=reader is not None)
+        if not end.token_ids and not end.text:
+            raise ConfigError(f"worker.actor.model.model_path '{path}' declares no token that ends a response")
+        super().__init__(tokenizer, end, vocabulary_size=vocabulary_size, name=path)
         self.image_token_id: int | None = None
         self.video_token_id: int | None = None
         self.placeholders: tuple[int | None, int | None] = (None, None)
@@ -77,7 +92,7 @@ class Processing(TextCodec):
         self._added_token_ids = frozenset(self.tokenizer.added_tokens_decoder)
         self.pad_token_id: int = self.tokenizer.pad_token_id
         if self.tokenizer.pad_token_id is None:
-            self.pad_token_id = self.eos_token_ids[0]
+            self.pad_token_id = next(iter(self.eos_token_ids), 0)
         self.in_vocabulary([self.pad_token_id, *self.eos_token_ids])
 
     @cached_property
@@ -86,26 +101,16 @@ class Processing(TextCodec):
 
         It is in the prompt, so that the response as it was sampled lacks it.
         """
-        texts: list[str] = []
-        turns = [("user", "1"), ("assistant", "2"), ("user", "3")]
-        messages: list[Fields] = []
-        for role, text in turns:
-            messages.append({"role": role, "content": self._content(text, (), texts)})
-        slots = [f"{_TEXT_SLOT}{number:03d}" for number in range(len(turns))]
-        try:
-            rendered = self._rendered(messages)
-        except (ConfigError, DataError):  # it takes no such conversation; a prompt that it refuses says so itself
-            return ""
-        if any(rendered.count(slot) != 1 for slot in slots):
-            return ""
-        before_earlier_answer = rendered.partition(slots[0])[2].partition(slots[1])[0]
-        before_response = rendered.partition(slots[2])[2]
-        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        return prefilled_text(before_earlier_answer, before_response, special)
+        controls = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return self.template.prefilled(controls, as_parts=self.images is not None)
+
+    def warn_of_undeclared_end(self) -> None:
+        """Logs a warning if the chat template ends an assistant's turn by what the model's files do not declare."""
+        warn_of_undeclared_end(self.end, self._declared_ends, self.template.name, self.tokenizer, SAMPLED_HERE)
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
-        """The tokens that are never sampled: control and vision tokens except end tokens, and ids without a token.
+        """The tokens that are never sampled: control and vision tokens but ends and thoughts, and ids without a token.
 
         A sampled placeholder without an image would make every later forward pass over the response fail. Embeddings
         are padded beyond the tokenizer's last id, and sampled ids in that range cannot be decoded.
@@ -114,6 +119,8 @@ class Processing(TextCodec):
         for token_id, token in self.tokenizer.added_tokens_decoder.items():
             if token.special:
                 banned.add(token_id)
+            if marks_thought(token.content):
+                banned.discard(token_id)
         for visual_token in (self.image_token_id, self.video_token_id, *self.placeholders):
             if visual_token is not None:
                 banned.add(visual_token)
@@ -186,15 +193,15 @@ class Processing(TextCodec):
         `<video>` is a placeholder if there are videos, else plain text. The rendered conversation is tokenised as a
         whole, as in the model's training, unless that would turn text of a turn into a special token.
 
-        Raises `ConfigError`: the chat template loses or repeats texts or placeholders; also see `_rendered`.
+        Raises `ConfigError`: the chat template loses or repeats texts or placeholders; also see `ChatTemplate.render`.
         """
         turns = [Turn(turn.role, encodable(turn.text)) for turn in (*history, Turn("user", text))]
         marks = MARKS if with_videos else (IMAGE_MARK,)
         in_pieces = self._ids_in_pieces(turns, marks)
-        messages: list[Fields] = []
+        messages: list[Message] = []
         for turn in turns:
             messages.append({"role": turn.role, "content": self._content(turn.text, marks)})
-        rendered = self._rendered(messages)
+        rendered = self.template.render(messages)
         token_ids: list[int] = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
         if self._added_tokens(token_ids) != self._added_tokens(in_pieces):
             token_ids = in_pieces
@@ -206,62 +213,27 @@ class Processing(TextCodec):
             num_placeholders = token_ids.count(placeholder)
             if num_placeholders != num_marks:
                 problem = f"writes {num_placeholders} placeholders for {num_marks} {mark} in a conversation"
-                raise self._template_error(problem)
+                raise self.template.error(problem)
         return token_ids
 
     def _added_tokens(self, token_ids: Sequence[int]) -> list[int]:
         return [token for token in token_ids if token in self._added_token_ids]
 
-    def _rendered(self, messages: Sequence[Fields]) -> str:
-        """Returns the conversation as text that ends with the assistant header.
-
-        Raises `ConfigError`: there is no template, it does not parse, or exceeds a limit of time, memory or length.
-        Raises `DataError`: the template refuses the roles, their order, or the content.
-        """
-        template = self._processor.chat_template
-        if isinstance(template, dict):
-            template = template.get("default")
-        if template is None:
-            raise self._template_error("is missing")
-        roles = "messages of the roles " + ", ".join(message["role"] for message in messages)
-        request = {
-            "messages": messages,
-            "variables": {**self.tokenizer.special_tokens_map, "chat_template": template},
-            "most_characters": MOST_OWN_CHARACTERS + len(str(messages)),
-        }
-        kind, value = ask("render", request, seconds=SECONDS)
-        if kind == "text":
-            return value
-        if kind == "raised":
-            raise DataError(f"{self._template} refuses {roles}: {value}")
-        if kind == "ended" and value == -signal.SIGPROF:
-            raise self._template_error(f"is not done with {roles} within {SECONDS:g} s of processor time")
-        problems = {
-            "unparsable": "does not parse: {}",
-            "memory": "takes more than {} for " + roles,
-            "characters": "makes {:,} characters of " + roles,
-            "ended": "ends its process with code {} at " + roles,
-        }
-        raise self._template_error(problems[kind].format(value))
-
-    def _template_error(self, what: str) -> ConfigError:
-        return ConfigError(f"{self._template} {what}; name another template in data.override_chat_template")
-
     def _ids_in_pieces(self, turns: Sequence[Turn], marks: Sequence[str]) -> list[int]:
         """Tokenises the texts separately from the template, so that they cannot produce special tokens."""
         texts: list[str] = []
-        messages: list[Fields] = []
+        messages: list[Message] = []
         for turn in turns:
             content = self._content(turn.text, marks, texts)  # which adds to the texts
             messages.append({"role": turn.role, "content": content})
-        rendered = self._rendered(messages)
-        if rendered.count(_TEXT_SLOT) != len(texts):
-            raise self._template_error("drops or repeats texts of a conversation")
+        rendered = self.template.render(messages)
+        if num_slots(rendered) != len(texts):
+            raise self.template.error("drops or repeats texts of a conversation")
         token_ids: list[int] = []
         for index, piece in enumerate(texts):
-            head, slot, rendered = rendered.partition(f"{_TEXT_SLOT}{index:03d}")
-            if not slot:
-                raise self._template_error("changes or reorders the texts of a conversation")
+            head, found, rendered = rendered.partition(slot(index))
+            if not found:
+                raise self.template.error("changes or reorders the texts of a conversation")
             token_ids += self.tokenizer(head, add_special_tokens=False)["input_ids"]
             token_ids += self.encode_text(piece)
         return token_ids + self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
@@ -283,7 +255,7 @@ class Processing(TextCodec):
             elif piece:
                 content = piece
                 if slots is not None:
-                    content = f"{_TEXT_SLOT}{len(slots):03d}"
+                    content = slot(len(slots))
                     slots.append(piece)
                 parts.append({"type": "text", "text": content})
         if self.images is None and len(pieces) == 1:
@@ -291,31 +263,18 @@ class Processing(TextCodec):
         return parts
 
 
-def load_processing(model: ModelConfig, *, chat_template: str | None) -> Processing:
-    """Loads a model's tokenizer and processor; the file `chat_template` replaces the model's own template."""
-    return Processing(
+def load_processing(
+    model: ModelConfig, *, chat_template: str | None, chat_template_kwargs: Fields | None = None
+) -> Processing:
+    """Loads a model's tokenizer and processor; the file `chat_template` replaces the model's own template.
+
+    A warning names what ends a response by the template alone.
+    """
+    processing = Processing(
         model.tokenizer_path or model.model_path,
         trust_remote_code=model.trust_remote_code,
         chat_template=None if chat_template is None else read_text(Path(chat_template)),
+        chat_template_kwargs=chat_template_kwargs,
     )
-
-
-def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bool) -> tuple[int, ...]:
-    """Returns the tokens that end a response, from the generation config, if there is one, and the tokenizer."""
-    from transformers import GenerationConfig
-
-    with unreadable("worker.actor.model", path):
-        try:
-            declared = GenerationConfig.from_pretrained(path, trust_remote_code=trust_remote_code).eos_token_id
-        except OSError:  # a checkpoint without generation_config.json
-            declared = getattr(config, "eos_token_id", None)  # only some configurations declare it
-    ids: list[int] = []
-    if isinstance(declared, int):
-        ids.append(declared)
-    elif declared is not None:
-        ids += declared
-    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
-        ids.append(tokenizer.eos_token_id)
-    if not ids:
-        raise ConfigError(f"worker.actor.model.model_path '{path}' declares no token that ends a response")
-    return tuple(ids)
+    processing.warn_of_undeclared_end()
+    return processing

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cepo.errors import ConfigError
+from cepo.models.response_end import ResponseEnd
 
 IMAGE_MARK = "<image>"
 VIDEO_MARK = "<video>"
@@ -20,23 +21,40 @@ _INCOMPLETE = "\ufffd"
 class TextCodec:
     """Encodes plain text, which never becomes a special token, and decodes tokens.
 
-    `eos_token_ids` are the tokens that end a response. `vocabulary_size` is the number of the model's embeddings, None
-    if it is not known; `name` is the model's in errors.
+    `end` is what ends a response. `vocabulary_size` is the number of the model's embeddings, None if it is not known;
+    `name` is the model's in errors.
     """
 
     def __init__(
-        self, tokenizer: Any, eos_token_ids: Sequence[int], *, vocabulary_size: int | None = None, name: str = ""
+        self,
+        tokenizer: Any,
+        end: ResponseEnd | Sequence[int],
+        *,
+        vocabulary_size: int | None = None,
+        name: str = "",
     ) -> None:
         self.tokenizer = tokenizer
-        self.eos_token_ids = tuple(eos_token_ids)
+        self.end = end if isinstance(end, ResponseEnd) else ResponseEnd(tuple(end))
         self._vocabulary_size = vocabulary_size
         self._name = name
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.end.token_ids
+
+    @property
     def special_texts(self) -> tuple[str, ...]:
-        """The texts that a reference may not contain: every added token and the dataset's marks."""
+        """The texts that a reference may not contain: every added token, the dataset's marks, and an end of responses."""
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
-        return (*added, *MARKS)
+        ends = [self.end.text] if self.end.text else []
+        return (*added, *MARKS, *ends)
+
+    def is_ended_by_text(self, token_ids: Sequence[int]) -> bool:
+        """Returns whether the last of the tokens completes the text that ends a response."""
+        if not self.end.text:
+            return False
+        longest = len(self.end.text.encode())  # no token has less than a byte of it
+        return self.end.text in self.decode_plainly(token_ids[-longest:])
 
     def encode_text(self, text: str) -> list[int]:
         """Tokenises plain text without special tokens. A lone surrogate, which no tokenizer accepts, becomes `?`.
@@ -49,9 +67,19 @@ class TextCodec:
         return self.in_vocabulary(token_ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        """Returns the text of a response's tokens, by default without control tokens and without what ended it."""
+        if not skip_special_tokens:
+            return self.decode_plainly(token_ids)
+        if len(token_ids) and token_ids[-1] in self.eos_token_ids:  # it need not be a control token
+            token_ids = token_ids[:-1]
+        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if self.is_ended_by_text(token_ids):
+            text, _, _ = text.rpartition(self.end.text)
+        return text
+
+    def decode_plainly(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of all tokens, control tokens included."""
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Returns the text that each token adds, for heat maps of credit.
@@ -63,21 +91,21 @@ class TextCodec:
         parts: list[int] = []  # tokens whose last character is incomplete
         for place, token in enumerate(token_ids):
             if token not in texts_alone:
-                texts_alone[token] = self.decode([token], skip_special_tokens=False)
+                texts_alone[token] = self.decode_plainly([token])
             text = texts_alone[token]
             if _INCOMPLETE not in text:
                 if parts:  # no character: an undecodable sequence of bytes
-                    texts[place - 1] = self.decode(parts, skip_special_tokens=False)
+                    texts[place - 1] = self.decode_plainly(parts)
                 parts = []
                 texts[place] = text
                 continue
             parts.append(token)
-            together = self.decode(parts, skip_special_tokens=False)
+            together = self.decode_plainly(parts)
             if _INCOMPLETE not in together:
                 texts[place] = together
                 parts = []
         if parts:
-            texts[-1] = self.decode(parts, skip_special_tokens=False)
+            texts[-1] = self.decode_plainly(parts)
         return texts
 
     def in_vocabulary(self, token_ids: list[int]) -> list[int]:

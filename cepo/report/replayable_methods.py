@@ -15,7 +15,7 @@ from cepo.algorithms import Estimator, available_estimators, build_estimator, se
 from cepo.algorithms.teacher_contexts import TeacherContexts, possible_rows, teacher_contexts_of
 from cepo.report.recorded_run import RunData
 from cepo.run_folder.trace import GroupRecord, RolloutRecord
-from cepo.types import Reference, Rollout, RolloutGroup
+from cepo.types import ImageReference, Reference, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,7 +136,7 @@ class _RecordedStep:
         """Returns what the teachers of a method read of the recorded rollouts, if every reference fits into the context."""
 
         def show(row: int, reference: Reference) -> Reference | None:
-            changes_images = reference.blind or reference.masked is not None
+            changes_images = isinstance(reference, ImageReference)
             return None if changes_images and not self.has_images[row] else reference
 
         live = possible_rows(method, self.rewards, self.group_ids, with_teachers=True)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from cepo.answers.choices import LETTERS, chosen_letters, spelled_alike
-from cepo.answers.equality import answers_equal, decimal_value, extract_answer, is_numeric_answer, normalise_answer
+from cepo.answers import LETTERS, chosen, equal, kind_of, yes_or_no
+from cepo.answers import final_answer as read_answer
 from cepo.files.trees import Fields, Tree
 from cepo.rewards.judge import compute_score as ask_judge
 
@@ -33,19 +33,16 @@ Problem:
 
 Reference answer: {ground_truth}
 
-<<<RESPONSE
+<<<RESPONSE {mark}
 {response}
-RESPONSE>>>
+RESPONSE {mark}>>>
 
 End with <score>10</score> if the final answer is right, or with <score>0</score> if it is not."""
 _RIGHT_FROM = 0.5
 """The least score of the judge, in [0, 1], that counts as right."""
 
 _OPTIONS_IN_TEXT = re.compile(r"\(([A-J])\)\s*(.*?)(?=[\s,;]*\([A-J]\)|\s*$)", re.DOTALL)
-_STATEMENT = re.compile(r"\banswer\b[\s*_]*(?:is|:|=)[\s*_:]*(?P<answer>[^\n]+)", re.IGNORECASE)
 _FIRST_TAG = re.compile(r"<answer>(?P<answer>.*?)</answer>", re.DOTALL)
-_YES_NO = re.compile(r"\b(?:yes|no)\b")
-_TUPLE = re.compile(r"\((?P<parts>[^()]+(?:,[^()]+)+)\)")
 
 
 def compute_score(
@@ -89,112 +86,37 @@ def _matches_one(answer: str, kind: AnswerKind, choices: Sequence[str], row: Fie
     tolerance: float = row.get("tolerance") or 0.0
     decimals: int | None = row.get("decimals")
     alternatives: Sequence[str] = row.get("alternatives") or ()
-    for gold in (row["ground_truth"], *alternatives):
-        if is_right(answer, gold, kind, choices, tolerance):
-            return True
-        if kind == "numeric" and decimals is not None and _is_rounded_alike(answer, gold, int(decimals)):
-            return True
-    return False
-
-
-def kind_of(ground_truth: str) -> AnswerKind:
-    """Returns `choice` for one or more letters from A to J, `numeric` for one number, else `text`."""
-    if re.fullmatch(r"\s*[A-J](?:\s*,\s*[A-J])*\s*", ground_truth):
-        return "choice"
-    return "numeric" if is_numeric_answer(ground_truth) else "text"
+    return any(
+        is_right(answer, truth, kind, choices, tolerance, decimals) for truth in (row["ground_truth"], *alternatives)
+    )
 
 
 def final_answer(
     response: str, kind: AnswerKind, choices: Sequence[str] = (), *, first_tag: bool = False
 ) -> str | None:
-    """Returns the answer that `read_answer` finds; with `first_tag`, that in the first `<answer>` if there is one."""
+    """Returns the final answer (`cepo.answers.final_answer`); with `first_tag`, that in the first `<answer>` if there is one."""
     tagged = _FIRST_TAG.search(response) if first_tag else None
     if tagged is None:
-        return read_answer(response, kind, choices)
+        return read_answer(response, None if kind == "judged" else kind, choices)
     return tagged["answer"].strip() or None
 
 
-def read_answer(response: str, kind: AnswerKind, choices: Sequence[str] = ()) -> str | None:
-    r"""Returns the final answer of a response, or None if there is none.
-
-    The last `\boxed{}` or `<answer>` counts (`extract_answer`). Without either, the last statement `answer is ...` or
-    `Answer: ...` counts. Otherwise the last line counts if it is only a letter with or without its option, or only a
-    number, or if it has the word yes or the word no. The answer is never guessed.
-    """
-    answer = extract_answer(response)
-    if answer is not None:
-        return answer
-    stated_answers = [match["answer"].strip() for match in _STATEMENT.finditer(response)]
-    if stated_answers and stated_answers[-1].strip(" .*_"):
-        return stated_answers[-1]
-    lines = response.rstrip().splitlines()
-    last_line = lines[-1].strip() if lines else ""
+def is_right(
+    answer: str,
+    truth: str,
+    kind: AnswerKind,
+    choices: Sequence[str] = (),
+    tolerance: float = 0.0,
+    decimals: int | None = None,
+) -> bool:
+    """Returns whether an answer states the truth: the same letters or word, or what `cepo.answers.equal` says."""
     if kind == "choice":
-        is_answer = bool(chosen_letters(last_line, choices))
-    elif kind == "yes_no":
-        is_answer = yes_or_no(last_line) is not None
-    else:
-        is_answer = kind == "numeric" and is_numeric_answer(last_line)
-    return last_line if is_answer else None
-
-
-def is_right(answer: str, gold: str, kind: AnswerKind, choices: Sequence[str] = (), tolerance: float = 0.0) -> bool:
-    """Returns whether `answer` states `gold`: the same letters or word, a number within `tolerance`, or equal text.
-
-    Text is compared ignoring case.
-    A tuple of numbers, such as a point, is right if each of its numbers is.
-    """
-    if kind == "choice":
-        right_letters = chosen_letters(gold, choices)
-        return bool(right_letters) and chosen_letters(answer, choices) == right_letters
+        right_letters = chosen(truth, choices)
+        return bool(right_letters) and chosen(answer, choices) == right_letters
     if kind == "yes_no":
-        return yes_or_no(answer) == yes_or_no(gold) is not None
-    if kind in ("text", JUDGED):
-        return answers_equal(answer, gold) or _text_is_right(answer, gold, tolerance)
-    return _number_is_right(answer, gold, tolerance)
-
-
-def _text_is_right(answer: str, gold: str, tolerance: float) -> bool:
-    """Returns whether an answer is a tuple of numbers near those of the gold one, or else the same text in any case."""
-    coordinates = _coordinates(answer)
-    right_coordinates = _coordinates(gold)
-    if not coordinates or len(coordinates) != len(right_coordinates):
-        return spelled_alike(answer, gold)
-    pairs = zip(coordinates, right_coordinates, strict=True)
-    return all(_number_is_right(number, right_number, tolerance) for number, right_number in pairs)
-
-
-def yes_or_no(text: str) -> Literal["yes", "no"] | None:
-    """Returns which of the words yes and no the text has; None if it has neither or both."""
-    words = set(_YES_NO.findall(text.lower()))
-    if words == {"yes"}:
-        return "yes"
-    return "no" if words == {"no"} else None
-
-
-def _is_rounded_alike(answer: str, gold: str, decimals: int) -> bool:
-    value = decimal_value(answer)
-    right_value = decimal_value(gold)
-    if value is None or right_value is None:
-        return False
-    return round(value, decimals) == round(right_value, decimals)
-
-
-def _number_is_right(answer: str, gold: str, tolerance: float) -> bool:
-    if answers_equal(answer, gold):
-        return True
-    value = decimal_value(answer)
-    right_value = decimal_value(gold)
-    if value is None or right_value is None:
-        return False
-    # The factor allows for values such as 2.094 that are not exact in binary.
-    return abs(value - right_value) <= tolerance * (1 + 1e-9)
-
-
-def _coordinates(text: str) -> list[str]:
-    """Returns the texts of the parts of a tuple; none if the text is no tuple."""
-    match = _TUPLE.fullmatch(normalise_answer(text))
-    return [] if match is None else match["parts"].split(",")
+        return yes_or_no(answer) == yes_or_no(truth) is not None
+    decimals = None if decimals is None else int(decimals)
+    return equal(answer, truth, tolerance=tolerance, decimals=decimals)
 
 
 def options_in_text(question: str) -> list[str]:

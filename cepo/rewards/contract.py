@@ -7,34 +7,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
 
-import cepo
-from cepo.errors import RewardError, did_you_mean, place_in
+from cepo.errors import RewardError, did_you_mean
+from cepo.files.secrets import without_secrets
 from cepo.files.trees import Fields
+from cepo.rewards.reward_file import Neighbours, resolve_reward_path
 
 RewardScore = dict[str, float]
 """The numbers for one sample. `overall` is required and becomes the reward; the others are averaged for the metrics."""
 RewardType = Literal["batch", "sequential"]
 LARGEST_SCORE = 1e18
 """The largest accepted score: its square is finite in float32, in which advantages are computed."""
-_PACKAGE_ROOT = Path(cepo.__file__).resolve().parent
-_PACKAGES = {
-    "Levenshtein": "levenshtein", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless",
-    "latex2sympy2": "latex2sympy2-extended", "skimage": "scikit-image", "sklearn": "scikit-learn",
-}  # fmt: skip
-"""Package names of libraries that are imported under another name."""
 _OTHER_CONTRACTS = {
     frozenset({"completions"}): "a reward of TRL, which takes completions and returns a list of numbers",
     frozenset({"solution_str", "ground_truth"}): "a reward of verl, which takes one solution and returns a number",
@@ -113,11 +104,24 @@ def validate_scores(scores: object, num_expected: int, *, source: str, first_sam
     ]
 
 
-def _checked_number(name: object, value: object, where: str) -> float:
+def _as_number(value: Any) -> float:
+    """Returns a number without axes as a float: Python's own, a `Decimal`, or numpy's, torch's; NaN for anything else."""
     try:
-        number = float(value) if isinstance(value, Real) else math.nan
+        plain = value
+        if getattr(value, "ndim", None) is not None:
+            if value.ndim > 0:
+                return math.nan
+            plain = value.item()
+        has_value = hasattr(plain, "__float__") or hasattr(plain, "__index__")
+        return float(value) if has_value and not isinstance(plain, str) else math.nan
     except OverflowError:  # an integer too large for a float
-        number = math.inf
+        return math.inf
+    except Exception:  # whatever an object's own conversion raises
+        return math.nan
+
+
+def _checked_number(name: object, value: object, where: str) -> float:
+    number = _as_number(value)
     if not abs(number) <= LARGEST_SCORE:
         try:
             value_text = f"{value!r:.200}"
@@ -174,33 +178,6 @@ class LoadedReward:
         return True
 
 
-def resolve_reward_path(spec: str) -> tuple[Path, str]:
-    """Returns the existing file and the function name (default `main`) in `spec`; runs nothing.
-
-    A relative path is looked up in the working directory, then, if it starts with `cepo/`, in the installed package, so
-    `cepo/rewards/math.py:compute_score` works from any folder. Raises `RewardError` if the file does not exist.
-    """
-    spec = spec.strip()
-    file, separator, function_name = spec.rpartition(":")
-    has_function_name = separator and "/" not in function_name and not function_name.endswith(".py")
-    if not has_function_name:
-        file = spec
-        function_name = "main"
-    if not file or not function_name:
-        raise RewardError(f"reward function {spec!r}: give path/to/file.py:function.")
-    path = Path(file).expanduser()
-    if path.is_file():
-        return path.resolve(), function_name
-    if not path.is_absolute() and path.parts[0] == "cepo":
-        packaged = _PACKAGE_ROOT.parent / path
-        if packaged.is_file():
-            return packaged, function_name
-    raise RewardError(
-        f"reward function {spec!r}: there is no file {str(path)!r} (working directory {Path.cwd()}). "
-        "Give path/to/file.py:function; the built-in one is cepo/rewards/math.py:compute_score."
-    )
-
-
 def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = None) -> LoadedReward:
     """Loads the function that `spec` names, or the sum of several, separated by commas, weighted by 1 without `weights`.
 
@@ -214,9 +191,10 @@ def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = Non
     keywords_of = {names[0]: kwargs} if len(names) == 1 else kwargs
     for name, keywords in keywords_of.items():
         if name not in names or not isinstance(keywords, Mapping):
+            shown = without_secrets(keywords, name=name)
             sections = ", ".join(f"{known_name}: {{...}}" for known_name in names)
             raise RewardError(
-                f"worker.reward.reward_function_kwargs has {name}={keywords!r}.{did_you_mean(name, names)} Of several reward "
+                f"worker.reward.reward_function_kwargs has {name}={shown!r}.{did_you_mean(name, names)} Of several reward "
                 f"functions, give each its own section of keywords: {sections}."
             )
     parts: dict[str, LoadedReward] = {}
@@ -318,7 +296,8 @@ def load_answer_function(spec: str) -> Callable[[str], str | None]:
 
 def _loaded(spec: str) -> tuple[Path, str, ModuleType, Callable[..., Any]]:
     path, function_name = resolve_reward_path(spec)
-    module = _run_file(path)
+    neighbours = Neighbours(path)
+    module = neighbours.run()
     function = getattr(module, function_name, None)
     if not callable(function):
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
@@ -327,40 +306,7 @@ def _loaded(spec: str) -> tuple[Path, str, ModuleType, Callable[..., Any]]:
             f"{path} has no function {function_name!r}; it has {known}.{did_you_mean(function_name, known)} "
             "Name one as path/to/file.py:function."
         )
-    return path, function_name, module, function
-
-
-def _run_file(path: Path) -> ModuleType:
-    # A name per file: two reward files with the same stem must not replace each other.
-    name = f"cepo_reward_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    if module_spec is None or module_spec.loader is None:
-        raise RewardError(f"{path} is not a Python file: its name must end in .py.")
-    module = importlib.util.module_from_spec(module_spec)
-    # Dataclasses and pickle look up a class's module by name.
-    sys.modules[name] = module
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        remedy = ""
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            remedy = f". {_remedy_for_missing(error.name.partition('.')[0])}"
-        raise RewardError(
-            f"{place_in(error, [path]) or path} fails when it is loaded: {type(error).__name__}: {error}{remedy}"
-        ) from error
-    return module
-
-
-def _remedy_for_missing(library: str) -> str:
-    """Returns what to do where a reward file needs a library that is not installed."""
-    remedy = f"Install it: {sys.executable} -m pip install {_PACKAGES.get(library, library)}."
-    if library == "mathruler":
-        remedy += (
-            " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or "
-            "the built-in cepo/rewards/math.py:compute_score."
-        )
-    return remedy
+    return path, function_name, module, neighbours.within(function)
 
 
 def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -> None:
@@ -377,6 +323,6 @@ def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -
                     "docs/rewards.md"
                 ) from error
         raise RewardError(
-            f"{source} cannot be called with the samples and reward_function_kwargs {dict(kwargs)!r}: {error}. "
+            f"{source} cannot be called with the samples and reward_function_kwargs {without_secrets(kwargs)!r}: {error}. "
             f"After the samples it takes {parameters[1:]}."
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from cepo.answers.equality import answers_equal
+from cepo.answers import equal
 
 _BEGUN = re.compile(r"\w[.,]?\Z")
 _GOES_ON = re.compile(r"[.,]?\w")
@@ -33,7 +33,7 @@ def tokens_past_right_answer(
         if answer is None:
             continue
         if answer not in is_right:
-            is_right[answer] = answers_equal(answer, ground_truth)
+            is_right[answer] = equal(answer, ground_truth)
         if is_right[answer]:
             return len(texts) - number
     return None

@@ -1,4 +1,4 @@
-"""Implements a reward by a judge: a model behind an OpenAI-compatible server reads the prompt, the images and the response."""
+"""A reward by a judge: a model behind an OpenAI-compatible server reads the prompt, the images and the response."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import json
 import os
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.files.safe_files import read_json
+from cepo.files.safe_files import private_folder, read_json
+from cepo.files.secrets import without_secrets
 from cepo.files.trees import Fields, Tree, is_mapping
+from cepo.rewards.judge_server import Answer, JudgeServer
 from cepo.run_folder.pictures import png_bytes
 from cepo.sections.fields import Count, section
 from cepo.sections.reader import read_section
@@ -36,15 +37,20 @@ Problem:
 
 Reference answer: {ground_truth}
 
-<<<RESPONSE
+<<<RESPONSE {mark}
 {response}
-RESPONSE>>>
+RESPONSE {mark}>>>
 
 End with <score>X</score>, where X is a number from 0 (worthless) to 10 (perfect)."""
 _SCORE = re.compile(r"<score>\s*([0-9]+(?:\.[0-9]+)?)\s*</score>")
-_FIELD = re.compile(r"\{(prompt|ground_truth|response)\}")
+_FIELD = re.compile(r"\{(prompt|ground_truth|response|mark)\}")
+_IN_CONTROL_TEXT = re.compile(
+    r"(?<=[<\[◁])(?=[|｜]|[^<>\s]*[|｜]>|/?(?:s|bos|eos|pad|unk|INST|SYSTEM_PROMPT)[>\]]|(?:start|end)_of_\w+>|[^◁▷\s]*▷)"
+)
+"""The place behind the first character of what a judge's tokenizer may read as a control token, such as `<|im_end|>`."""
+_QUOTATION_MARKS = "\"'`”»"
 _LARGEST_SCORE = 10.0
-_LARGEST_REPLY = 1_000_000
+_SHOWN_ERROR = 300
 _MOST_TOKENS = 1_000_000_000
 _FRAMES_PER_VIDEO = 8
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -68,6 +74,10 @@ class Judge:
     input_price: float = 0.0  # of a million tokens, in any currency
     output_price: float = 0.0
 
+    @cached_property
+    def server(self) -> JudgeServer:
+        return JudgeServer(self.base_url, os.environ.get(self.api_key_variable, "").strip())
+
     def score(self, sample: Fields) -> dict[str, float]:
         """Returns the score of a sample, see `compute_score`; raises `RewardError` if there is no verdict in time."""
         body = json.dumps(self._request(sample), sort_keys=True).encode()
@@ -76,7 +86,7 @@ class Judge:
         num_attempts = 0
         if reply is None:
             reply, num_attempts = self._ask(body)
-        verdict = _score_in(reply)
+        verdict = self._verdict(reply)
         num_prompt_tokens = 0.0
         num_completion_tokens = 0.0
         if num_attempts > 0:
@@ -96,12 +106,14 @@ class Judge:
         """Returns the file of the cache for a request to this server; None without a cache."""
         if self.cache is None:
             return None
-        digest = hashlib.sha256(self.base_url.encode() + body).hexdigest()
+        digest = hashlib.sha256(self.server.address.encode() + body).hexdigest()
         return Path(self.cache) / f"{digest}.json"
 
     def _request(self, sample: Fields) -> Tree:
         fields = {name: str(sample[name]) for name in ("prompt", "ground_truth", "response")}
-        fields["response"] = fields["response"].replace("RESPONSE>>>", "")  # it would end the quoted text
+        # A response cannot contain a digest of itself. It is the same for an equal request, whose verdict may be cached.
+        fields["mark"] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
+        fields["response"] = quotable(fields["response"], self.instructions)
         text = _FIELD.sub(lambda match: fields[match[1]], self.instructions)
         parts: list[Tree] = [{"type": "text", "text": text}]
         if self.with_images:
@@ -116,55 +128,82 @@ class Judge:
         }
 
     def _ask(self, body: bytes) -> tuple[Tree, int]:
-        """Returns the server's reply and the number of attempts."""
+        """Returns the server's reply and the number of attempts; no error shows a secret, or has one as its cause."""
+        server = self.server
         end = time.monotonic() + self.time_limit
         for attempt in range(1, self.retries + 2):
             pause = min(2.0 ** (attempt - 1) / 4, _LONGEST_PAUSE_SECONDS)
             try:
-                reply = self._post(body, end - time.monotonic())
-            except urllib.error.HTTPError as error:
-                with error:
-                    reason = f"status {error.code}: {error.read(300).decode(errors='replace')}"
-                if error.code not in _RETRIED:
-                    raise RewardError(f"the judge at {self.base_url} refuses: {reason}") from error
-                requested_pause = error.headers.get("Retry-After", "")
+                answer = server.post(body, end)
+            except (OSError, http.client.HTTPException) as error:
+                reason = server.masked(f"{type(error).__name__}: {error}")
+            except ValueError:  # its message has the value
+                raise RewardError(
+                    f"the key in {self.api_key_variable} has characters that no header may have"
+                ) from None
+            else:
+                if 200 <= answer.status < 300:
+                    return self._content(answer), attempt
+                message = answer.content.decode(errors="replace")
+                reason = f"status {answer.status}: {server.masked(message)[:_SHOWN_ERROR]}"
+                if answer.status not in _RETRIED:
+                    raise RewardError(f"{server.name} refuses: {reason}") from None
+                requested_pause = answer.headers.get("Retry-After", "")
                 if requested_pause.isdecimal():
                     pause = float(requested_pause)
-            except (OSError, http.client.HTTPException) as error:
-                reason = f"{type(error).__name__}: {error}"
-            else:
-                return reply, attempt
             if attempt > self.retries or time.monotonic() + pause >= end:
-                raise RewardError(
-                    f"the judge at {self.base_url} gave no verdict in {attempt} attempts; the last: {reason}"
-                )
+                raise RewardError(f"{server.name} gave no verdict in {attempt} attempts; the last: {reason}") from None
             time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _post(self, body: bytes, seconds: float) -> Tree:
-        headers = {"Content-Type": "application/json"}
-        key = os.environ.get(self.api_key_variable)
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(f"{self.base_url.rstrip('/')}/chat/completions", body, headers)
-        with _OPENER.open(request, timeout=max(seconds, 0.001)) as response:
-            content = response.read(_LARGEST_REPLY)
+    def _content(self, answer: Answer) -> Tree:
         try:
-            return json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise RewardError(f"the judge at {self.base_url} did not reply with JSON") from error
+            return json.loads(answer.content)
+        except (ValueError, RecursionError):
+            raise RewardError(f"{self.server.name} did not reply with JSON") from None
+
+    def _verdict(self, reply: Fields) -> float:
+        """Returns the score that a reply states; raises `RewardError` if it states none."""
+        text = _text_of(reply)
+        if text is None:
+            shown = self.server.masked(str(reply))[:_SHOWN_ERROR]
+            raise RewardError(f"the judge's reply has no choices[0].message.content: {shown}")
+        verdict = _score_in(text)
+        if verdict is None:
+            raise RewardError(f"the judge's reply has no <score>: {self.server.masked(text)[-_SHOWN_ERROR:]!r}")
+        return verdict
 
 
-def _score_in(reply: Fields) -> float:
-    """Returns the last score that the judge's text states, at most 10; raises `RewardError` if it states none."""
+def quotable(response: str, instructions: str) -> str:
+    """Returns a response that ends no quotation in the instructions, and no turn of the conversation with the judge.
+
+    What follows `{response}` in its line, or the next line with a text, is taken out of the response until none is left,
+    unless it is one character, such as a full stop. Instructions with `{mark}` need no such care.
+    """
+    _, _, behind = instructions.partition("{response}")
+    closing = next((line.strip() for line in behind.splitlines() if line.strip()), "")
+    if len(closing) == 1 and closing not in _QUOTATION_MARKS:
+        closing = ""
+    before = None
+    while response != before:  # what is taken out may join the halves of another
+        before = response
+        if closing:
+            response = response.replace(closing, "")
+        response = _IN_CONTROL_TEXT.sub(" ", response)
+    return response
+
+
+def _text_of(reply: Fields) -> str | None:
     try:
-        text = str(reply["choices"][0]["message"]["content"])
-    except (LookupError, TypeError, AttributeError) as error:
-        raise RewardError(f"the judge's reply has no choices[0].message.content: {str(reply)[:200]}") from error
+        return str(reply["choices"][0]["message"]["content"])
+    except (LookupError, TypeError, AttributeError):
+        return None
+
+
+def _score_in(text: str) -> float | None:
+    """Returns the last score that a text states, at most 10."""
     scores = _SCORE.findall(text)
-    if not scores:
-        raise RewardError(f"the judge's reply has no <score>: {text[-200:]!r}")
-    return min(float(scores[-1]), _LARGEST_SCORE)
+    return min(float(scores[-1]), _LARGEST_SCORE) if scores else None
 
 
 def compute_score(samples: Sequence[Fields], *, base_url: str, model: str, **settings: Any) -> list[dict[str, float]]:
@@ -173,27 +212,26 @@ def compute_score(samples: Sequence[Fields], *, base_url: str, model: str, **set
     `judge_attempts`, `judge_tokens` and `judge_cost` count what a verdict took; all are 0 for one from the cache. The
     judge has no `accuracy`: add a verifier that has, or correctness follows from `overall`.
 
-    `settings` are further attributes of `Judge`. Raises `ConfigError` for an address without http or https and for a
-    wrong setting, `RewardError` if there is no verdict for a response.
+    `settings` are further attributes of `Judge`. Raises `ConfigError` for an address without http or https, a wrong setting,
+    and a cache folder that others can write into; `RewardError` if there is no verdict for a response.
     """
     if not base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"base_url = {base_url!r}: give an address that begins with http:// or https://")
+        raise ConfigError(
+            f"base_url = {without_secrets(base_url)!r}: give an address that begins with http:// or https://"
+        )
     section_settings = {"base_url": base_url, "model": model, **settings}
     judge = read_section(Judge, section_settings, path="worker.reward.reward_function_kwargs")
+    try:
+        _ = judge.server
+    except ValueError:
+        raise ConfigError(f"base_url = {without_secrets(base_url)!r} is not a valid address") from None
     if judge.cache is not None:
-        Path(judge.cache).mkdir(parents=True, exist_ok=True)
+        try:
+            private_folder(Path(judge.cache))
+        except (OSError, DataError) as error:
+            raise ConfigError(f"cache = {judge.cache!r}, the folder of the judge's verdicts: {error}") from error
     with ThreadPoolExecutor(judge.concurrency) as threads:
         return list(threads.map(judge.score, samples))
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection, which would take the key elsewhere."""
-
-    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 def _token_count(reply: Fields, name: str) -> float:
@@ -221,13 +259,15 @@ def _images(sample: Fields) -> list[bytes]:
 
 
 def _cached_reply(file: Path) -> Tree | None:
-    """Returns a cached reply; None without one, or if it is damaged: then it is asked again and replaced."""
+    """Returns a cached reply; None without one, or if it is damaged or has no score: then it is asked again and replaced."""
     if not file.exists():
         return None
     try:
-        return read_json(file, dict, within=file.parent)
+        reply: Tree = read_json(file, dict, within=file.parent)
     except DataError:
         return None
+    text = _text_of(reply)
+    return None if text is None or _score_in(text) is None else reply
 
 
 def _write_to_cache(file: Path, reply: Fields) -> None:

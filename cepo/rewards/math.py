@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cepo.answers.equality import answers_equal, extract_answer
+from cepo.answers import equal, marked_answer
 from cepo.errors import ConfigError
 from cepo.files.trees import Fields
 
@@ -15,7 +15,7 @@ REWARD_TYPE = "batch"
 def compute_score(reward_inputs: Sequence[Fields], *, format_weight: float = 0.0) -> list[dict[str, float]]:
     r"""Scores a batch: `overall = (1 - format_weight) * accuracy + format_weight * format`.
 
-    `accuracy` is 1 if the extracted answer equals `ground_truth` (`cepo.answers.equality`), else 0. `format` is 1 if the
+    `accuracy` is 1 if the extracted answer equals `ground_truth` (`cepo.answers.equal`), else 0. `format` is 1 if the
     response has an answer, a non-empty `\boxed{}` or `<answer>`, else 0. With `worker.reward.answer_function`, the
     answer is the one that this function found (`extracted_answer`). `RewardPool` enforces the time limit. Raises
     `ConfigError` if `format_weight` is outside 0..1.
@@ -27,8 +27,8 @@ def compute_score(reward_inputs: Sequence[Fields], *, format_weight: float = 0.0
         if "extracted_answer" in reward_input:
             answer: str | None = reward_input["extracted_answer"]
         else:
-            answer = extract_answer(reward_input["response"])
-        accuracy = float(answer is not None and answers_equal(answer, reward_input["ground_truth"]))
+            answer = marked_answer(reward_input["response"])
+        accuracy = float(answer is not None and equal(answer, reward_input["ground_truth"]))
         has_answer = float(answer is not None)
         overall = (1.0 - format_weight) * accuracy + format_weight * has_answer
         scores.append({"overall": overall, "accuracy": accuracy, "format": has_answer})

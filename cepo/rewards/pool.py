@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 60.0
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
 _MOST_REPLY_BYTES = 1 << 26
@@ -176,11 +175,12 @@ class RewardPool:
             "kwargs": dict(config.reward_function_kwargs),
             "weights": config.reward_weights,
             "answer_function": config.answer_function,
-            "start_seconds": START_SECONDS,
+            "start_seconds": config.start_timeout_seconds,
             "timeout_seconds": config.timeout_seconds,
         }
         self._answer_function = config.answer_function
         self._timeout_seconds = config.timeout_seconds
+        self._start_seconds = config.start_timeout_seconds
         self._fields: dict[str, None] = {"overall": None}  # of all scores so far, in the order in which they came
         self._is_closed = False
         self._has_scored = False
@@ -263,7 +263,7 @@ class RewardPool:
 
     def _report_late(self, action: _Action) -> None:
         """Warns once of a function that took longer than the limit, and says how to set it."""
-        names: dict[_Action, str] = {"score": self.spec, "extract": self._answer_function or "extract_answer"}
+        names: dict[_Action, str] = {"score": self.spec, "extract": self._answer_function or "marked_answer"}
         name = names.get(action, "the comparison of answers")
         if self._is_first_report_of(name):
             logger.warning(
@@ -279,8 +279,8 @@ class RewardPool:
         return is_first
 
     def extracted_answers(self, responses: Sequence[str]) -> list[str | None]:
-        """Returns each response's final answer, found by `answer_function` or `extract_answer`; None if that failed."""
-        finder = self._answer_function or "extract_answer"
+        """Returns each response's final answer, found by `answer_function` or `marked_answer`; None if that failed."""
+        finder = self._answer_function or "marked_answer"
         return self._results("extract", responses, f"{finder} failed for %d of %d responses: no answer")
 
     @property
@@ -296,12 +296,12 @@ class RewardPool:
         return self._results("past", responses, "%d of %d responses count as if their answer were right nowhere")
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Applies `cepo.answers.equality.states_the_same` to each pair (prediction, ground truth); False if that failed."""
+        """Applies `cepo.answers.states_the_same` to each pair (prediction, ground truth); False if that failed."""
         results = self._results("match", pairs, "%d of %d comparisons failed and count as unequal")
         return [bool(result) for result in results]
 
     def value_keys(self, answers: Sequence[str]) -> list[str]:
-        """Applies `cepo.answers.equality.value_key` to each answer; keeps the answer if that failed."""
+        """Applies `cepo.answers.value_key` to each answer; keeps the answer if that failed."""
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 
@@ -381,14 +381,17 @@ class RewardPool:
         try:
             if self._is_closed:
                 raise EOFError
-            status, value = worker.received(START_SECONDS)
+            status, value = worker.received(self._start_seconds)
         except (EOFError, OSError) as error:
             ending = worker.kill()
             is_late = isinstance(error, TimeoutError)
-            reason = f"took more than {START_SECONDS:g} s" if is_late else f"did not succeed: {ending}"
-            raise EngineError(
-                f"starting a reward worker for {self.spec!r} {reason}. Its messages are on stderr."
-            ) from error
+            reason = f"did not succeed: {ending}. Its messages are on stderr."
+            if is_late:
+                reason = (
+                    f"took more than worker.reward.start_timeout_seconds={self._start_seconds:g}. Raise the limit if that is "
+                    "what loading its file takes."
+                )
+            raise EngineError(f"starting a reward worker for {self.spec!r} {reason}") from error
         if status == "failed":
             raise RewardError(value)
         self.reward_type, self.needs_images = value

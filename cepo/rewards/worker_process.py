@@ -47,17 +47,18 @@ def main() -> None:
 
 
 def _serve(setup: Tree, connection: Connection) -> None:
-    from cepo.answers.equality import answers_equal, extract_answer, states_the_same, value_key
+    from cepo.answers import equal, marked_answer, states_the_same, value_key
     from cepo.rewards.contract import load_answer_function, load_reward
     from cepo.rewards.first_right_answer import tokens_past_right_answer
 
     _limit_processor_time(setup["start_seconds"])
     try:
+        # Builds the parser's tables now, so that they do not count towards the first sample's time limit, and before a file
+        # beside the reward's can have the name of a library that the comparison of answers imports.
+        equal(r"\frac{1}{2}", r"\sqrt{3}")
         reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
         answer_function = setup["answer_function"]
-        extract = extract_answer if answer_function is None else load_answer_function(answer_function)
-        # Builds the parser's tables now, so that they do not count towards the first sample's time limit.
-        answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
+        extract = marked_answer if answer_function is None else load_answer_function(answer_function)
     except (Exception, SystemExit) as error:
         connection.send(("failed", str(error)))
         return

@@ -178,7 +178,7 @@ class TransformersGenerator:
                 if not row.finished:
                     row.tokens.append(token)
                     row.log_probs.append(log_prob)
-                    row.finished = token in self._eos_token_ids and not settings.ignore_eos
+                    row.finished = self._is_end(row.tokens) and not settings.ignore_eos
             unfinished = [index for index, row in enumerate(active) if not row.finished]
             if not unfinished or step + 1 == settings.max_response_length:
                 return
@@ -190,6 +190,9 @@ class TransformersGenerator:
                 uniforms = uniforms[unfinished_rows]
                 positions = positions[unfinished_rows]
             logits = decoding.logits(tokens, positions + step).float()
+
+    def _is_end(self, tokens: Sequence[int]) -> bool:
+        return tokens[-1] in self._eos_token_ids or self._processing.is_ended_by_text(tokens)
 
     def _begin(self, rows: Sequence[_Row]) -> FusedDecoding | _PlainDecoding:
         if not self._decoder_is_current:

@@ -199,14 +199,23 @@ class VllmGenerator:
         )
         return SamplingParams(
             max_tokens=settings.max_response_length,
-            # Only the given tokens end a response, whatever end-of-sequence token the checkpoint defines.
-            ignore_eos=True,
-            stop_token_ids=None if settings.ignore_eos else sorted(self._processing.eos_token_ids),
             logprobs=0,
             flat_logprobs=True,
-            detokenize=False,
+            **self._stopping(settings),
             **drawing,
         )
+
+    def _stopping(self, settings: SamplingSettings) -> dict[str, Any]:
+        """Returns what ends a response, whatever end-of-sequence token the checkpoint defines."""
+        stopping: dict[str, Any] = {"ignore_eos": True, "detokenize": False}
+        if settings.ignore_eos:
+            return stopping
+        end = self._processing.end
+        stopping["stop_token_ids"] = sorted(end.token_ids)
+        if end.text:
+            # vLLM compares texts only if it makes them; the tokens of the text stay in the response.
+            stopping |= {"stop": [end.text], "include_stop_str_in_output": True, "detokenize": True}
+        return stopping
 
     def _own_drawing(self, request: GenerationRequest, settings: SamplingSettings, sample: int) -> dict[str, Any]:
         """Returns the settings with which vLLM's logits processor draws one sample's tokens."""

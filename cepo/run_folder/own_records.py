@@ -12,8 +12,8 @@ import os
 import stat
 from pathlib import Path
 
-from cepo.files.own_cache import is_own_folder
-from cepo.files.safe_files import read_bytes
+from cepo.errors import ForeignFileError
+from cepo.files.safe_files import private_folder, read_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +32,10 @@ def _digest(content: bytes) -> str:
 def remember_own_record(text: str) -> None:
     """Notes the text of a `config.yaml` as that of a run of this user's; warns if his folder cannot be written."""
     try:
-        folder = _folder()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not is_own_folder(folder):
-            raise PermissionError(f"others may write in {folder}, or it belongs to another user")
+        folder = private_folder(_folder())
         note = folder / _digest(text.encode())
         os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ForeignFileError) as error:
         logger.warning(
             "this run is not noted as yours (%s): cepo evaluate, credit and merge will treat it as a stranger's, and ask for "
             "its model and data",
@@ -47,10 +44,13 @@ def remember_own_record(text: str) -> None:
 
 
 def is_own_record(file: Path) -> bool:
-    """Returns whether a run of this user's has recorded exactly this file; raises `DataError` if it cannot be read."""
+    """Returns whether a run of this user's has recorded exactly this file; raises `DataError` if it cannot be read.
+
+    A folder of notes that another user can write into, of a shared `XDG_STATE_HOME` for example, is not believed.
+    """
     digest = _digest(read_bytes(file, within=file.parent))
     try:
-        note = (_folder() / digest).lstat()
-        return is_own_folder(_folder()) and stat.S_ISREG(note.st_mode) and note.st_uid == os.getuid()
-    except (OSError, RuntimeError):
+        folder = _folder()
+        return folder.is_dir() and stat.S_ISREG((private_folder(folder) / digest).lstat().st_mode)
+    except (OSError, RuntimeError, ForeignFileError):
         return False

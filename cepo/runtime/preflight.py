@@ -54,7 +54,7 @@ def check_run(config: RunConfig) -> None:
         ("worker.actor.model.model_path", model.model_path),
         ("worker.actor.model.tokenizer_path", model.tokenizer_path),
     ]
-    if config.algorithm.needs_critic:
+    if config.needs_critic:
         models.append(("worker.critic.model.model_path", config.worker.critic.model.model_path))
     data_sources = [("data.train_files", source) for source in config.data.train_sources]
     require_hub_names(models, [*data_sources, ("data.val_files", config.data.val_files)])

@@ -22,7 +22,6 @@ from ray.util.queue import Queue
 from transformers.utils.logging import disable_progress_bar
 
 from cepo.data.image_store import ImageStore
-from cepo.data.row_settings import RowRules
 from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch, reserve_memory_in_growing_segments
 from cepo.models.interface import ImageSource
@@ -100,13 +99,15 @@ class RankProcess:
         self._speak_into_log()
         reserve_memory_in_growing_segments()
         require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
-        facts, memory, probe = pickle.loads(content)
+        spec, row_rules, memory, probe = pickle.loads(content)
         _meet(meeting)
         disable_progress_bar()  # a log file ends with the last messages
-        processing = load_processing(facts.worker.actor.model, chat_template=facts.data.override_chat_template)
-        require_memory(memory, facts.worker.rollout, this_device())
-        self._worker = Worker(facts.sleep_decided(memory), processing)
-        store = ImageStore(RowRules.of(facts.data), processing)
+        processing = load_processing(
+            spec.actor.model, chat_template=spec.chat_template, chat_template_kwargs=spec.chat_template_kwargs
+        )
+        require_memory(memory, spec.generator, this_device())
+        self._worker = Worker(spec.sleep_decided(memory), processing)
+        store = ImageStore(row_rules, processing)
         reads_images = probe is not None and _can_read(store, probe)
         self._receiver = Receiver(store)
         return encode((self._worker.generator_name, reads_images))

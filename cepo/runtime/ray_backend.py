@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -18,7 +18,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from cepo.config.schema import TrainerConfig
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
+from cepo.data.batch import CriticBatch, InitialScores, OptimizerBatch, ScoringRow
+from cepo.data.row_settings import RowRules
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
 from cepo.models.interface import ImageSource
@@ -224,6 +225,7 @@ class RayBackend:
     """The backend with one worker process per device.
 
     Args:
+        row_rules: how ranks read images themselves.
         memory: what the run needs on a GPU; None if no GPU can be in use.
         image_probe: one row of the training set; ranks that can read it read all images themselves. None: no data set.
 
@@ -231,13 +233,21 @@ class RayBackend:
         ConfigError, EngineError, WorkerLostError: see `connect` and `Ranks`.
     """
 
-    def __init__(self, facts: WorkerSpec, memory: Memory | None, image_probe: ImageSource | None) -> None:
-        connect(facts.trainer)
-        self.ranks = Ranks(facts.trainer, encode((facts, memory, image_probe)))
+    def __init__(
+        self,
+        trainer: TrainerConfig,
+        spec: WorkerSpec,
+        *,
+        row_rules: RowRules,
+        memory: Memory | None,
+        image_probe: ImageSource | None,
+    ) -> None:
+        connect(trainer)
+        self.ranks = Ranks(trainer, encode((spec, row_rules, memory, image_probe)))
         self.generator_name: str = self.ranks.answers[0][0]
         self._senders = [Sender(by_source=reads_images) for _, reads_images in self.ranks.answers]
-        self._ranks_per_engine = facts.worker.rollout.tensor_parallel_size
-        self._prompts_per_update = facts.worker.actor.global_batch_size
+        self._ranks_per_engine = spec.generator.tensor_parallel_size
+        self._prompts_per_update = spec.actor.global_batch_size
         self._begin_step()
         self._bytes = [0] * self.ranks.number
         self._tokens = [0] * self.ranks.number
@@ -273,8 +283,19 @@ class RayBackend:
         self.ranks.generate(self._encoded(messages), ranks_per_engine=size, arrived=arrived)
         return groups
 
-    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
-        return self._pass("score", rows, **options)
+    def score(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, temperature: float | None = None
+    ) -> list[Tensor]:
+        return self._pass("score", rows, keep_states=keep_states, temperature=temperature)
+
+    def score_teacher(self, rows: Sequence[ScoringRow], *, keep_states: str | None = None) -> list[Tensor]:
+        return self._pass("score_teacher", rows, keep_states=keep_states)
+
+    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
+        return self._pass("score_initial", rows, with_kl=with_kl)
+
+    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        return self._pass("entropies", rows)
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         return self._pass("values", rows)
@@ -313,7 +334,7 @@ class RayBackend:
         for sender in self._senders:
             sender.forget()
 
-    def _pass(self, method: str, rows: Sequence[ScoringRow], **keywords: Any) -> list[Tensor]:
+    def _pass(self, method: str, rows: Sequence[ScoringRow], **keywords: Any) -> list[Any]:
         indices = self._assignment.indices_of(rows)
         parts = dispatch.select(rows, indices)
         for rank, part in enumerate(parts):

@@ -117,15 +117,36 @@ DECISIVE = Decisive(True)
 NOT_DECISIVE = Decisive(False)
 
 
+@dataclass(frozen=True)
+class FromRecord:
+    """Marks, within `Annotated`, whether the record of a stranger's run may decide a setting; otherwise as `Decisive`."""
+
+    value: bool
+
+
+FROM_RECORD = FromRecord(True)
+NOT_FROM_RECORD = FromRecord(False)
+
+
 def is_decisive(kind: type[Any], key: str) -> bool:
     """Returns whether the section `kind` marks the dotted `key` as decisive; without any mark it is."""
-    is_marked_decisive = True
+    return _mark_of(kind, key, Decisive, unmarked=True)
+
+
+def may_come_from_record(kind: type[Any], key: str) -> bool:
+    """Returns whether the section `kind` lets the record of a stranger's run decide the dotted `key`; without a mark not."""
+    return _mark_of(kind, key, FromRecord, unmarked=False)
+
+
+def _mark_of(kind: type[Any], key: str, mark: type[Decisive | FromRecord], *, unmarked: bool) -> bool:
+    """Returns the value of the innermost mark of a kind on the way to a setting."""
+    marked = unmarked
     for name in key.split("."):
         if not is_pydantic_dataclass(kind) or name not in fields_of(kind):  # a mapping's entry has the mapping's mark
             break
         field = fields_of(kind)[name]
-        marks = [mark for mark in field.metadata if isinstance(mark, Decisive)]
-        if marks:
-            is_marked_decisive = marks[0].value
+        for entry in field.metadata:
+            if isinstance(entry, mark):
+                marked = entry.value
         kind = cast("type[Any]", field.annotation)
-    return is_marked_decisive
+    return marked

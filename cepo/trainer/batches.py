@@ -126,9 +126,6 @@ def actor_batches(
     for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
         updated_rows = rows[plan.updated[rows]]
         on_policy = bool(plan.on_policy[rows].all())
-        # An on-policy batch gets its old log-probs from the update itself; until then those of the engine stand in.
-        old_log_probs = rollouts.sampled_log_probs if on_policy else batch.old_log_probs
-        sampled_log_probs = None if on_policy else rollouts.sampled_log_probs[updated_rows]
         reference_log_probs = batch.reference_log_probs
         if reference_log_probs is not None:
             reference_log_probs = reference_log_probs[updated_rows]
@@ -139,12 +136,11 @@ def actor_batches(
         batches.append(
             OptimizerBatch(
                 rows=[rollouts.scoring_row(int(row)) for row in updated_rows],
-                old_log_probs=old_log_probs[updated_rows],
-                on_policy=on_policy,
+                sampled_log_probs=rollouts.sampled_log_probs[updated_rows],
+                old_log_probs=None if on_policy else batch.old_log_probs[updated_rows],
                 advantages=signal.advantages[updated_rows],
                 response_mask=rollouts.response_mask[updated_rows],
                 denominators=denominators,
-                sampled_log_probs=sampled_log_probs,
                 reference_log_probs=reference_log_probs,
                 distillation=distillation,
             )

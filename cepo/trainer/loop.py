@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from cepo.algorithms import Estimator
 from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
 from cepo.config.worker_schema import WorkerConfig
-from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
+from cepo.data.batch import RowName, ScoringRow
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.read_ahead import ProblemReader, problems_and_prompts
 from cepo.data.training_set import TrainingProblems
@@ -20,16 +20,16 @@ from cepo.losses.kl import kl_penalty
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.interface import EncodedPrompt
 from cepo.models.processing import Processing
-from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Sampler
 from cepo.run_folder.sinks.tracker import Tracker
 from cepo.terminal.progress import phase
 from cepo.trainer.batches import ScoredBatch, actor_batches, critic_batches, restricted, scored_batch, with_scored
+from cepo.trainer.callbacks import Callback
 from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.filtering import sample_until_enough
 from cepo.trainer.penalty import gap_at_temperature_1, penalise
 from cepo.trainer.planning import ScoringPlan, make_plan
-from cepo.trainer.protocol import Backend, Callback
+from cepo.trainer.protocol import Backend
 from cepo.trainer.recording import group_records, reward_metrics, work_metrics
 from cepo.trainer.rollout_groups import rollout_groups
 from cepo.trainer.rollouts import Rollouts
@@ -57,18 +57,15 @@ class Trainer:
     estimator: Estimator
     contexts: ContextBuilder
     backend: Backend
-    rewards: RewardPool
+    sampler: RolloutSampler
     tracker: Tracker
     policy: RunPolicy
     validator: Validator | None
     total_steps: int
-    callbacks: Sequence[Callback] = ()
+    callback: Callback = field(default_factory=Callback)
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
-        self._rollout_sampler = RolloutSampler(
-            self.worker, self.algorithm, self.contexts, self.processing, self.rewards, self.clock
-        )
         self._reader = ProblemReader(self.problems, self.contexts, self._problems_per_round)
         self._sampling = training_settings(self.worker.rollout, self.data.max_response_length)
         self._updates_every_row = self.worker.actor.has_entropy_term
@@ -119,22 +116,18 @@ class Trainer:
     def train_step(self, step: int) -> None:
         with self.clock.stage("step"):
             rollouts = self.sample(step)
-            self._call_back("after_sample", rollouts)
+            self.callback.after_sample(rollouts)
             plan = self.plan(rollouts)
-            self._call_back("after_plan", plan)
+            self.callback.after_plan(plan)
             batch = self.score(plan)
-            self._call_back("after_score", batch)
+            self.callback.after_score(batch)
             signal = self.estimate(batch)
-            self._call_back("after_estimate", batch, signal)
+            self.callback.after_estimate(batch, signal)
             may_update = self.policy.health.may_update(batch, signal)
             updated = self.update(batch, signal) if may_update else self.leave_out_update(step)
-            self._call_back("after_update", batch, signal)
+            self.callback.after_update(batch, signal)
         self.state.step = step + 1
         self.record(batch, signal, updated)
-
-    def _call_back(self, stage: str, *values: object) -> None:
-        for callback in self.callbacks:
-            getattr(callback, stage)(*values)
 
     def sample(self, step: int) -> Rollouts:
         """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
@@ -170,15 +163,13 @@ class Trainer:
         prompts: Sequence[EncodedPrompt] | None = None,
     ) -> Rollouts:
         """Samples and rewards responses to `problems` with the settings of training; encodes `prompts` unless given."""
-        return self._rollout_sampler.sample(
-            problems, sampler, self._sampling, step=step, attempt=attempt, prompts=prompts
-        )
+        return self.sampler.sample(problems, sampler, self._sampling, step=step, attempt=attempt, prompts=prompts)
 
     def with_baselines(self, rollouts: Rollouts, sampler: Sampler) -> Rollouts:
         """Adds the reward of a greedy response to each prompt, if the method reads it."""
         if "reward_baselines" not in self.estimator.reads:
             return rollouts
-        return self._rollout_sampler.with_baselines(rollouts, sampler, self._sampling)
+        return self.sampler.with_baselines(rollouts, sampler, self._sampling, self.clock)
 
     def plan(self, rollouts: Rollouts, *, every_row: bool = False) -> ScoringPlan:
         """Decides which rows learn, what their teachers read, and which rows the student must score.
@@ -189,7 +180,7 @@ class Trainer:
         if every_row or self.estimator.needs_teacher(step=rollouts.step):
             groups = rollout_groups(
                 rollouts,
-                self.rewards,
+                self.sampler.rewards,
                 self.processing,
                 seed=self.settings.seed,
                 with_values=self.estimator.negative.counts_by_value,
@@ -235,7 +226,8 @@ class Trainer:
         values: Tensor | None = None
         entropies: Tensor | None = None
         with self.clock.stage("score"):
-            scored = self._log_probs(student_rows + teacher_rows if shares_weights else student_rows)
+            first_rows = student_rows + teacher_rows if shares_weights else student_rows
+            scored = self._log_probs(first_rows, self.backend.score)
             if self.worker.rollout.temperature != 1.0:
                 metrics = gap_at_temperature_1(rollouts, self.backend)
             if not self.algorithm.disable_kl:
@@ -253,7 +245,7 @@ class Trainer:
         if plan.views:
             if not shares_weights:
                 with self.clock.stage("teachers"):
-                    scored |= self._log_probs(teacher_rows, as_teacher=True)
+                    scored |= self._log_probs(teacher_rows, self.backend.score_teacher)
             self.clock.count_tokens("teachers", sum(row.num_tokens for row in teacher_rows))
         return scored_batch(
             plan,
@@ -265,14 +257,14 @@ class Trainer:
             metrics=metrics,
         )
 
-    def _log_probs(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> dict[RowName, Tensor]:
+    def _log_probs(self, rows: Sequence[ScoringRow], score: Callable[..., list[Tensor]]) -> dict[RowName, Tensor]:
         """Scores rows in one pass, and keeps the hidden states of the view from which the update distils."""
         if not rows:
             return {}
         distilled_view = self.estimator.distilled_view
         has_distilled_rows = any(row.view == distilled_view for row in rows)
         view_to_keep = distilled_view if has_distilled_rows else None
-        log_probs = self.backend.score(rows, as_teacher=as_teacher, keep_states=view_to_keep)
+        log_probs = score(rows, keep_states=view_to_keep)
         names = [row.name for row in rows]
         return dict(zip(names, log_probs, strict=True))
 
@@ -281,11 +273,11 @@ class Trainer:
     ) -> tuple[Tensor, Tensor]:
         """Returns (B, T) log-probs under the initial weights, and each token's KL; `rows` must be all rows."""
         penalty = self.algorithm.kl_penalty
+        initial = self.backend.score_initial(rows, with_kl=penalty == "full")
+        log_probs = rollouts.padded([scores.log_probs for scores in initial])
         if penalty == "full":
-            # The second pass compares whole distributions with the hidden states that the first one kept.
-            log_probs = rollouts.padded(self.backend.score(rows, as_reference=True, keep_states=OWN_VIEW))
-            return log_probs, rollouts.padded(self.backend.score(rows, result="reference_kl"))
-        log_probs = rollouts.padded(self.backend.score(rows, as_reference=True, keep_states=None))
+            divergences = [scores.kl for scores in initial if scores.kl is not None]
+            return log_probs, rollouts.padded(divergences)
         students_log_probs = with_scored(rollouts.sampled_log_probs, scored)
         return log_probs, kl_penalty(students_log_probs, log_probs, penalty)
 
@@ -295,7 +287,7 @@ class Trainer:
         rows = [plan.rollouts.scoring_row(int(row)) for row in plan.live.nonzero()]
         if not rows:
             return zeros
-        entropies = self.backend.score(rows, result="entropy")
+        entropies = self.backend.entropies(rows)
         names = [row.name for row in rows]
         return with_scored(zeros, dict(zip(names, entropies, strict=True)))
 
@@ -370,7 +362,7 @@ class Trainer:
             records = group_records(batch, signal, self.processing, views, self.settings.rollouts_to_log)
             self.tracker.log_rollouts(records)
         self.policy.health.require_sound(rollouts.step + 1, values)
-        self._call_back("after_record", rollouts.step + 1, values)
+        self.callback.after_record(rollouts.step + 1, values)
 
     def validate(self) -> None:
         """Validates the current weights on the held-out problems; does nothing if this has been done."""
@@ -386,7 +378,7 @@ class Trainer:
         self._last_validation = (num_steps, values.get("val/reward"))
         self.tracker.log_metrics(num_steps, values)
         self.tracker.log_generations(num_steps, rows)
-        self._call_back("after_validate", num_steps, values)
+        self.callback.after_validate(num_steps, values)
 
     def save(self, *, is_last: bool = False) -> None:
         """Saves a checkpoint of the current step; see `RunPolicy.save`."""

@@ -19,7 +19,7 @@ from cepo.metrics import Metric, Metrics, fraction, sum_value
 from cepo.models.interface import EncodedPrompt
 from cepo.trainer.rollout_groups import reference_metrics
 from cepo.trainer.rollouts import Rollouts
-from cepo.types import Reference, RolloutGroup
+from cepo.types import ImageReference, Reference, RolloutGroup, TextReference, WordedReference
 
 WITHOUT_IMAGES = "(without images)"
 """Recorded as the reference of a teacher that reads the student's prompt without its images."""
@@ -189,7 +189,7 @@ def _placement(
     def fitted(prompt: int, text: str, is_answer: bool) -> tuple[EncodedPrompt, str] | None:
         return contexts.fitted(rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=is_answer)
 
-    def changed_images(prompt: int, reference: Reference, is_live: bool) -> _Placed:
+    def changed_images(prompt: int, reference: ImageReference, is_live: bool) -> _Placed:
         problem = rollouts.problems[prompt]
         if reference.masked is None:
             return _Placed(text=WITHOUT_IMAGES, context=contexts.blind(problem) if is_live else None)
@@ -201,16 +201,18 @@ def _placement(
 
     @cache
     def placed(prompt: int, reference: Reference, is_live: bool) -> _Placed:
-        if reference.blind or reference.masked is not None:
+        if isinstance(reference, ImageReference):
             if rollouts.prompts[prompt].images is None:  # the student does not see any either
                 return _Placed()
             return changed_images(prompt, reference, is_live)
+        assert isinstance(reference, WordedReference)
         text = contexts.reference_text(reference)
         if not text:
             return _Placed(fate="empty")
         context = None
         if is_live:
-            with_room = fitted(prompt, text, reference.is_answer)
+            is_answer = isinstance(reference, TextReference) and reference.is_answer
+            with_room = fitted(prompt, text, is_answer)
             if with_room is None:
                 return _Placed(fate="without_room")
             context, text = with_room

@@ -37,14 +37,12 @@ class RolloutSampler:
         contexts: ContextBuilder,
         processing: Processing,
         rewards: RewardPool,
-        clock: StageClock | None = None,
     ) -> None:
+        self.contexts = contexts
+        self.processing = processing
+        self.rewards = rewards
         self._worker = worker
         self._algorithm = algorithm
-        self._contexts = contexts
-        self._processing = processing
-        self._rewards = rewards
-        self._clock = clock or StageClock()
 
     def sample(
         self,
@@ -55,17 +53,19 @@ class RolloutSampler:
         step: int,
         attempt: int = 0,
         prompts: Sequence[EncodedPrompt] | None = None,
+        clock: StageClock | None = None,
     ) -> Rollouts:
         """Samples and rewards responses in the problems' order; a failed or late reward affects only its response.
 
-        `prompts` are the problems' encoded prompts, if the caller has them.
+        `prompts` are the problems' encoded prompts, if the caller has them; `clock` counts the time and the tokens.
 
         Finished groups are rewarded while others are still being sampled, so the stage "reward" measures only the time
         that generation does not cover. Sampling seeds depend only on (seed, step, attempt, problem, its occurrence).
         Raises `DataError`: a prompt is too long; `RewardError`: no response of this round or any earlier one got a score.
         """
+        clock = clock or StageClock()
         responses: dict[int, list[str]] = {}
-        with self._rewards.stream() as stream:
+        with self.rewards.stream() as stream:
 
             def begin(index: int, group: Sequence[Generation]) -> None:
                 texts: list[str] = []
@@ -77,14 +77,14 @@ class RolloutSampler:
                 responses[index] = texts
                 stream.add(index, inputs)
 
-            with self._clock.stage("generate"):
+            with clock.stage("generate"):
                 if prompts is None:
-                    prompts = [self._contexts.student(problem) for problem in problems]
+                    prompts = [self.contexts.student(problem) for problem in problems]
                 requests = self._requests(problems, prompts, step=step, attempt=attempt)
                 groups = engine.generate(requests, settings, begin)
             generations = [generation for group in groups for generation in group]
-            self._clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
-            with self._clock.stage("reward"):
+            clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
+            with clock.stage("reward"):
                 for index, group in enumerate(groups):
                     if index not in stream:  # not every sampler reports finished groups
                         begin(index, group)
@@ -116,27 +116,31 @@ class RolloutSampler:
             requests.append(request(problem, prompt, seed))
         return requests
 
-    def with_baselines(self, rollouts: Rollouts, engine: Sampler, settings: SamplingSettings) -> Rollouts:
+    def with_baselines(
+        self, rollouts: Rollouts, engine: Sampler, settings: SamplingSettings, clock: StageClock | None = None
+    ) -> Rollouts:
         """Returns the rollouts with each prompt's greedy response rewarded as a baseline; raises as `sample` does."""
         greedy = dataclasses.replace(settings, num_samples=1, temperature=0.0)
-        answered = self.sample(rollouts.problems, engine, greedy, step=rollouts.step, prompts=rollouts.prompts)
+        answered = self.sample(
+            rollouts.problems, engine, greedy, step=rollouts.step, prompts=rollouts.prompts, clock=clock
+        )
         return dataclasses.replace(rollouts, reward_baselines=answered.rewards.repeat_interleave(rollouts.group_size))
 
     def answers(self, rollouts: Rollouts) -> list[str | None]:
-        return self._rewards.extracted_answers(rollouts.responses)
+        return self.rewards.extracted_answers(rollouts.responses)
 
     def verdicts(self, responses: Sequence[tuple[Problem, Sequence[int]]]) -> Tensor:
         """Rewards given responses' tokens and returns (B,) whether each is right; raises `RewardError` as `sample` does."""
         inputs = [self._input(problem, self._decoded(tokens), len(tokens)) for problem, tokens in responses]
-        return self._correct(self._rewards.score(inputs))
+        return self._correct(self.rewards.score(inputs))
 
     def _input(self, problem: Problem, text: str, num_tokens: int) -> Tree:
-        judged = self._processing.prefilled + text  # the `<think>` of a template is a part of what it began
-        return reward_input(problem, judged, num_tokens, self._rewards.needs_images)
+        judged = self.processing.prefilled + text  # the `<think>` of a template is a part of what it began
+        return reward_input(problem, judged, num_tokens, self.rewards.needs_images)
 
     def _correct(self, outcome: RewardOutcome) -> Tensor:
         """Returns (B,) whether `correct_key` of each score, or the total reward without such a field, is high enough."""
-        self._rewards.require_a_score(outcome)
+        self.rewards.require_a_score(outcome)
         key = self._algorithm.correct_key
         scores = outcome.scores
         num_present = sum(key in score for score in scores)
@@ -147,7 +151,7 @@ class RolloutSampler:
             )
         decisive_key = key if num_present else "overall"
         if decisive_key != "overall":  # the total reward may have any scale
-            self._rewards.report_percents(decisive_key, scores, self._algorithm.correct_threshold)
+            self.rewards.report_percents(decisive_key, scores, self._algorithm.correct_threshold)
         return torch.tensor([score[decisive_key] >= self._algorithm.correct_threshold for score in scores])
 
     def _text(self, generation: Generation) -> str:
@@ -157,7 +161,7 @@ class RolloutSampler:
         return self._decoded(generation.response_ids.tolist())
 
     def _decoded(self, response_ids: Sequence[int]) -> str:
-        return self._processing.decode(response_ids, skip_special_tokens=self._worker.reward.skip_special_tokens)
+        return self.processing.decode(response_ids, skip_special_tokens=self._worker.reward.skip_special_tokens)
 
 
 def request(problem: Problem, prompt: EncodedPrompt, seed: int, tokens: Sequence[int] = ()) -> GenerationRequest:

@@ -10,19 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from cepo.config.schema import AlgorithmConfig, TrainerConfig, WorkerConfig
+from cepo.config.schema import TrainerConfig
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import ContextBuilder
 from cepo.metrics import Metrics, fraction, mean_of, merge_metrics, sum_value
 from cepo.models.interface import EncodedPrompt
-from cepo.models.processing import Processing
 from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
+from cepo.rollout.generator import SamplingSettings
 from cepo.run_folder.pictures import thumbnail
 from cepo.trainer.protocol import Backend
 from cepo.trainer.rollouts import Rollouts
-from cepo.trainer.sampling import VALIDATION_STEP, RolloutSampler, validation_settings
-from cepo.types import Reference
+from cepo.trainer.sampling import VALIDATION_STEP, RolloutSampler
+from cepo.types import TextReference
 
 MENTIONS = re.compile(
     r"\b(?:sample|given|provided|reference|known|stated|suggested)\s+(?:final\s+|correct\s+)?(?:answer|solution)\b"
@@ -38,24 +38,17 @@ class Validator:
     def __init__(
         self,
         problems: ProblemSet,
+        sampler: RolloutSampler,
         *,
+        settings: SamplingSettings,
         batch_size: int,
-        max_response_length: int,
-        algorithm: AlgorithmConfig,
-        worker: WorkerConfig,
         trainer: TrainerConfig,
-        contexts: ContextBuilder,
-        processing: Processing,
-        rewards: RewardPool,
     ) -> None:
         self._problems = problems
+        self._sampler = sampler
+        self._settings = settings
         self._batch_size = batch_size if batch_size > 0 else len(problems)
         self._trainer = trainer
-        self._contexts = contexts
-        self._processing = processing
-        self._rewards = rewards
-        self._rollout_sampler = RolloutSampler(worker, algorithm, contexts, processing, rewards)
-        self._settings = validation_settings(worker.rollout, max_response_length)
         self._greedy = dataclasses.replace(self._settings, num_samples=1, temperature=0.0)
         self._indices = list(range(len(problems)))  # of the problems that are validated
         if 0 < trainer.val_max_samples < len(problems):
@@ -76,7 +69,7 @@ class Validator:
         size = self._batch_size
         for start in range(0, len(self._indices), size):
             problems = [self._problems[index] for index in self._indices[start : start + size]]
-            rollouts = self._rollout_sampler.sample(problems, backend, self._settings, step=VALIDATION_STEP)
+            rollouts = self._sampler.sample(problems, backend, self._settings, step=VALIDATION_STEP)
             first_response = start * self._settings.num_samples
             lengths = [len(generation.response_ids) for generation in rollouts.generations]
             metrics: Metrics = {
@@ -85,14 +78,14 @@ class Validator:
                 "val/response_length": mean_of(torch.tensor(lengths)),
                 "val/num_samples": sum_value(len(lengths)),
             }
-            if self._rewards.has_answer_function:
-                metrics |= answer_metrics(rollouts, self._processing, self._rewards)
+            if self._sampler.rewards.has_answer_function:
+                metrics |= answer_metrics(rollouts, self._sampler.processing, self._sampler.rewards)
             num_probed = min(self._trainer.leak_probe_size - first_response, len(lengths))
             if num_probed > 0:
-                metrics |= leak_metrics(rollouts, num_probed, self._contexts, backend)
+                metrics |= leak_metrics(rollouts, num_probed, self._sampler.contexts, backend)
             greedy = None
             if self._trainer.val_greedy:
-                greedy = self._rollout_sampler.sample(problems, backend, self._greedy, step=VALIDATION_STEP)
+                greedy = self._sampler.sample(problems, backend, self._greedy, step=VALIDATION_STEP)
                 metrics["val/greedy_accuracy"] = mean_of(greedy.correct.float())
                 metrics["val/num_greedy_samples"] = sum_value(len(greedy.correct))
             parts.append(metrics)
@@ -151,7 +144,7 @@ def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, ba
     num_prompts = math.ceil(num_rows / rollouts.group_size)
     hinted_prompts: list[EncodedPrompt] = []  # may exceed the prompt's limit, because nothing is trained on them
     for problem, prompt in zip(rollouts.problems[:num_prompts], rollouts.prompts[:num_prompts], strict=True):
-        hint = contexts.reference_text(Reference(text=problem.ground_truth))
+        hint = contexts.reference_text(TextReference(text=problem.ground_truth))
         hinted_prompts.append(contexts.teacher(problem, prompt, hint))
     hinted_rows = [rollouts.scoring_row(row, hinted_prompts[row // rollouts.group_size]) for row in rows]
     with_hint = backend.score(hinted_rows)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Unpack
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.worker_schema import ActorConfig
-from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringOptions, ScoringRow
+from cepo.data.batch import OWN_VIEW, InitialScores, OptimizerBatch, ScoringRow
 from cepo.losses.entropy import TokenEntropies
 from cepo.losses.importance import agreement_metrics
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
@@ -58,7 +57,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         module = build_scoring_model(config, temperature=temperature, seed=seed)
         super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
         self.teacher_weights = TeacherWeights(module, teacher)
-        self.reference_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
+        self.initial_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
         self.kept = HiddenStateCache()
         self._objective = objective_settings
         self._entropy_coefficient = objective_settings.entropy.coefficient  # of the step that is being updated
@@ -66,51 +65,96 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         self._reported_asked = 0
 
     @torch.no_grad()
-    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
-        """Returns each row's log-probs, or another `result`, (response length,) float32 on the CPU."""
-        self.to_device()
-        self.module.eval()
-        result = options.get("result", "log_probs")
-        kept_view = options.get("keep_states")
+    def score(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, temperature: float | None = None
+    ) -> list[Tensor]:
+        """Returns each row's log-probs under the actor's weights, (response length,) float32 on the CPU.
+
+        The hidden states of rows of the view `keep_states` are kept for an update that distils. `temperature` replaces
+        the rollout temperature.
+        """
+        self._begin_scoring()
+        return self._log_probs(rows, keep_states=keep_states, temperature=temperature)
+
+    @torch.no_grad()
+    def score_teacher(self, rows: Sequence[ScoringRow], *, keep_states: str | None = None) -> list[Tensor]:
+        """Returns each row's log-probs under the teacher's weights, and keeps states as `score` does."""
+        self._begin_scoring()
+        with self.teacher_weights.active():
+            return self._log_probs(rows, keep_states=keep_states)
+
+    @torch.no_grad()
+    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
+        """Returns each row's log-probs under the initial weights (LoRA: without the adapter).
+
+        With `with_kl` a second pass, under the actor's weights, compares whole distributions. `rows` have no view.
+        """
+        assert self.initial_weights is not None, "no KL penalty was announced"
+        self._begin_scoring()
+        with self.initial_weights.active():
+            log_probs = self._log_probs(rows, keep_states=OWN_VIEW if with_kl else None)
+        if not with_kl:
+            return [InitialScores(values, None) for values in log_probs]
+
+        def compute(part: RankPass) -> Tensor:
+            scores = self._forward(part, self._initial_states(part, rows))
+            return scores.divergences[0] if scores.divergences else scores.log_probs  # the latter of a filler's pass
+
+        divergences = self._results(rows, compute)
+        return [InitialScores(*values) for values in zip(log_probs, divergences, strict=True)]
+
+    @torch.no_grad()
+    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Returns the entropy of the actor's distribution before each token, in nats, (response length,) float32."""
+
+        def compute(part: RankPass) -> Tensor:
+            scores = self._forward(part, entropy=True)
+            return scores.log_probs if scores.entropies is None else scores.entropies  # the former of a filler's pass
+
+        self._begin_scoring()
+        return self._results(rows, compute)
+
+    def _log_probs(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None, temperature: float | None = None
+    ) -> list[Tensor]:
         states: dict[int, Tensor] = {}
 
         def compute(part: RankPass) -> Tensor:
-            teachers: tuple[TeacherStates, ...] = ()
-            if result == "reference_kl":
-                teachers = self._reference_of(part, rows)
-            scores: TokenScores = self.module(
-                self.collate(part),
-                teachers,
-                entropy=result == "entropy",
-                temperature=options.get("temperature"),
-            )
-            if kept_view is not None:
+            scores = self._forward(part, temperature=temperature)
+            if keep_states is not None:
                 lengths = [len(row.response_ids) for row in part.rows]
                 hidden_of_rows = scores.hidden.cpu().split(lengths)  # a (T, H) tensor per row
                 for row, hidden in zip(part.rows, hidden_of_rows, strict=True):
-                    if row.view == kept_view and row.row is not None:
+                    if row.view == keep_states and row.row is not None:
                         states[row.row] = hidden
-            if scores.divergences:
-                return scores.divergences[0]
-            if scores.entropies is not None:
-                return scores.entropies
-            return scores.log_probs  # also of a filler's pass, whose values are dropped
+            return scores.log_probs
 
-        chosen_weights: AbstractContextManager[None] = nullcontext()
-        if options.get("as_reference"):
-            assert self.reference_weights is not None, "no KL penalty was announced"
-            chosen_weights = self.reference_weights.active()
-        elif options.get("as_teacher"):
-            chosen_weights = self.teacher_weights.active()
-        with chosen_weights:
-            results = self._evaluate(rows, compute, "scoring")
-            if kept_view is not None:
-                self.kept.keep(kept_view, states, self.module)
-            reshard(self.module)
-        return results
+        log_probs = self._results(rows, compute)
+        if keep_states is not None:
+            self.kept.keep(keep_states, states, self.module)
+        return log_probs
 
-    def _reference_of(self, part: RankPass, rows: Sequence[ScoringRow]) -> tuple[TeacherStates, ...]:
-        """Returns the kept states of the reference for a pass over some of `rows`; none if nothing is kept."""
+    def _begin_scoring(self) -> None:
+        self.to_device()
+        self.module.eval()
+
+    def _results(self, rows: Sequence[ScoringRow], compute: Callable[[RankPass], Tensor]) -> list[Tensor]:
+        values = self._evaluate(rows, compute, "scoring")
+        reshard(self.module)
+        return values
+
+    def _forward(
+        self,
+        part: RankPass,
+        teachers: tuple[TeacherStates, ...] = (),
+        *,
+        entropy: bool = False,
+        temperature: float | None = None,
+    ) -> TokenScores:
+        return self.module(self.collate(part), teachers, entropy=entropy, temperature=temperature)
+
+    def _initial_states(self, part: RankPass, rows: Sequence[ScoringRow]) -> tuple[TeacherStates, ...]:
+        """Returns the kept states under the initial weights for a pass over some of `rows`; none if nothing is kept."""
         own_rows = [rows[index] for index in part.indices]  # all but a filler
         states = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL, required=own_rows)
         return () if states is None else (states,)
@@ -201,8 +245,8 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             scores.log_probs.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
             return {}
         mask = part_batch.response_mask.to(self.device)  # (B, T)
-        old_log_probs = part_batch.old_log_probs.to(self.device)
-        zeros = torch.zeros_like(old_log_probs)
+        sampled_log_probs = part_batch.sampled_log_probs.to(self.device)
+        zeros = torch.zeros_like(sampled_log_probs)
 
         def by_row(flat: Float[Tensor, " N"]) -> Float[Tensor, "B T"]:
             return zeros.masked_scatter(mask, flat)
@@ -218,7 +262,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
 
         loss, metrics = objective(
             log_probs,
-            self._terms(part_batch, old_log_probs, log_probs, token_weight=weights[part.indices]),
+            self._terms(part_batch, sampled_log_probs, log_probs, token_weight=weights[part.indices]),
             self._objective,
             teacher_divergence=divergences.get("teacher"),
             divergence_settings=None if distillation is None else distillation.divergence,
@@ -226,29 +270,29 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             entropies=entropies,
         )
         loss.backward()
-        if batch.on_policy:
-            metrics |= agreement_metrics(old_log_probs, log_probs.detach(), mask, self.module.temperature)
+        if batch.old_log_probs is None:
+            metrics |= agreement_metrics(sampled_log_probs, log_probs.detach(), mask, self.module.temperature)
         return metrics
 
     def _terms(
-        self, batch: OptimizerBatch, old_log_probs: Tensor, log_probs: Tensor, *, token_weight: Tensor
+        self, batch: OptimizerBatch, sampled_log_probs: Tensor, log_probs: Tensor, *, token_weight: Tensor
     ) -> ObjectiveTerms:
         """Returns what the objective needs beside the `log_probs`, on their device.
 
-        With `on_policy`, the policy before the update is the current one, and the batch's values are the engine's.
+        For a batch without old log-probs, the policy before the update is the current one.
         """
 
         def on_device(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(self.device)
 
-        sampled_log_probs = on_device(batch.sampled_log_probs)
-        if sampled_log_probs is None:
-            sampled_log_probs = old_log_probs
+        old_log_probs = on_device(batch.old_log_probs)
+        if old_log_probs is None:
+            old_log_probs = log_probs.detach()
         divergence_weight: Tensor | None = None
         if batch.distillation is not None:
             divergence_weight = batch.distillation.token_weight.to(self.device)
         return ObjectiveTerms(
-            old_log_probs=log_probs.detach() if batch.on_policy else old_log_probs,
+            old_log_probs=old_log_probs,
             sampled_log_probs=sampled_log_probs,
             advantages=batch.advantages.to(self.device),
             response_mask=batch.response_mask.to(self.device),

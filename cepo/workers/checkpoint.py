@@ -116,8 +116,8 @@ def _state(worker: Actor | Critic) -> dict[str, Any]:
     state = {"model": trained_state(worker.module), "optimizer": optimizer}
     if isinstance(worker, Actor):
         state["teacher"] = worker.teacher_weights.copies
-        if worker.reference_weights is not None:
-            state["reference"] = worker.reference_weights.copies
+        if worker.initial_weights is not None:
+            state["reference"] = worker.initial_weights.copies
     return state
 
 

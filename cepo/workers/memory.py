@@ -7,11 +7,11 @@ import logging
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from cepo.algorithms import Estimator, build_estimator
+from cepo.algorithms import Estimator
 from cepo.config import RunConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import (
@@ -120,7 +120,7 @@ def estimate_memory(
     actor = config.worker.actor
     algorithm = config.algorithm
     lora = actor.model.lora
-    estimator = build_estimator(algorithm.adv_estimator, config.methods[algorithm.adv_estimator])
+    estimator = config.estimator
     has_full_kl = algorithm.kl_penalty == "full" and not algorithm.disable_kl
     shape = shape_of_model(actor.model, lora)
     policy = _model_memory(
@@ -406,6 +406,9 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tup
     return refused, max(0, upper_bound - free)
 
 
+_Rollout = TypeVar("_Rollout", bound=RolloutConfig)
+
+
 def require_memory(memory: Memory | None, rollout: RolloutConfig, device: torch.device) -> None:
     """Checks a GPU before a model is loaded, and warns if activations may not fit; does nothing on another device."""
     if memory is None or device.type != "cuda":
@@ -420,7 +423,7 @@ def require_memory(memory: Memory | None, rollout: RolloutConfig, device: torch.
         logger.warning("GPU memory may be short by up to %s; %s", gib(short), LESS_ACTIVATIONS)
 
 
-def with_sleep_decided(memory: Memory | None, rollout: RolloutConfig, device: torch.device) -> RolloutConfig:
+def with_sleep_decided(memory: Memory | None, rollout: _Rollout, device: torch.device) -> _Rollout:
     """Returns the settings with `sleep` decided for this GPU, and logs the decision; elsewhere they stay as they are."""
     if memory is None or device.type != "cuda" or rollout.sleep != "auto" or not memory.with_vllm:
         return rollout

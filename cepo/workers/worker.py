@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -15,10 +15,12 @@ from torch import Tensor
 
 from cepo.algorithms import load_plugin
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
-from cepo.config.worker_schema import ActorConfig, WorkerConfig
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
+from cepo.config import RunConfig
+from cepo.config.schema import AlgorithmConfig
+from cepo.config.worker_schema import ActorConfig, CriticConfig
+from cepo.data.batch import CriticBatch, InitialScores, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError
+from cepo.files.trees import Fields
 from cepo.losses import available_losses, build_loss
 from cepo.losses.entropy import EntropyTerm
 from cepo.losses.objective import ObjectiveSettings
@@ -35,33 +37,72 @@ from cepo.workers.distributed import this_device
 from cepo.workers.memory import Memory, with_sleep_decided
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """The inputs of a worker.
+    """What a worker is built from."""
 
-    `needs_values` tells whether the method uses a critic; `most_visuals` are the maximum numbers of images and of videos
-    in a prompt.
-    """
-
-    data: DataConfig
-    algorithm: AlgorithmConfig
-    worker: WorkerConfig
-    trainer: TrainerConfig
+    actor: ActorConfig
+    critic: CriticConfig | None  # None for methods that read no values
     teacher: TeacherConfig
-    needs_values: bool
+    generator: GeneratorSettings
+    kl: KlInLoss
+    needs_initial_weights: bool  # for a KL in the reward or in the loss
+    skips_special_tokens: bool  # in the texts of responses
+    saves_weights_only: bool
+    chat_template: str | None  # replaces the checkpoint's
+    chat_template_kwargs: Fields  # further variables of the template
+    plugins: tuple[str, ...]  # files that register policy losses
     total_steps: int
-    most_visuals: tuple[int, int]
+    seed: int
+    longest_row: int  # in tokens, prompt and response
 
-    @property
-    def generator(self) -> GeneratorSettings:
-        """The settings of the rollout engine."""
-        num_devices = self.trainer.num_devices
-        return settings_of_run(self.data, self.worker, num_devices=num_devices, most_visuals=self.most_visuals)
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        *,
+        teacher: TeacherConfig,
+        needs_values: bool,
+        total_steps: int,
+        most_visuals: tuple[int, int],
+    ) -> WorkerSpec:
+        """Returns what `config` says; `most_visuals` are the largest numbers of images and of videos in a prompt."""
+        worker = config.worker
+        num_devices = config.trainer.num_devices
+        return cls(
+            actor=worker.actor,
+            critic=worker.resolved_critic if needs_values else None,
+            teacher=teacher,
+            generator=settings_of_run(config.data, worker, num_devices=num_devices, most_visuals=most_visuals),
+            kl=KlInLoss.of(config.algorithm),
+            needs_initial_weights=not config.algorithm.disable_kl,
+            skips_special_tokens=worker.reward.skip_special_tokens,
+            saves_weights_only=config.trainer.save_model_only,
+            chat_template=config.data.override_chat_template,
+            chat_template_kwargs=config.data.chat_template_kwargs,
+            plugins=tuple(config.trainer.plugins),
+            total_steps=total_steps,
+            seed=config.trainer.seed,
+            longest_row=config.data.max_prompt_length + config.data.max_response_length,
+        )
 
     def sleep_decided(self, memory: Memory | None) -> WorkerSpec:
-        """Returns the facts with `rollout.sleep` decided by the memory estimate for this process's GPU."""
-        rollout = with_sleep_decided(memory, self.worker.rollout, this_device())
-        return dataclasses.replace(self, worker=dataclasses.replace(self.worker, rollout=rollout))
+        """Returns these values with the engine's `sleep` decided by the memory estimate for this process's GPU."""
+        generator = with_sleep_decided(memory, self.generator, this_device())
+        return dataclasses.replace(self, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlInLoss:
+    """The KL from the initial weights that the loss has: `coefficient` is 0 if it has none."""
+
+    penalty: str  # algorithm.kl_penalty
+    coefficient: float
+
+    @classmethod
+    def of(cls, algorithm: AlgorithmConfig) -> KlInLoss:
+        in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
+        return cls(penalty=algorithm.kl_penalty, coefficient=algorithm.kl_coef if in_loss else 0.0)
 
 
 class Worker:
@@ -74,40 +115,35 @@ class Worker:
         ConfigError, EngineError: a model cannot be loaded, or the rollout engine does not start.
     """
 
-    def __init__(self, facts: WorkerSpec, processing: Processing) -> None:
-        settings = facts.worker
+    def __init__(self, spec: WorkerSpec, processing: Processing) -> None:
         self._processing = processing
-        self._skips_special_tokens = settings.reward.skip_special_tokens
-        self._merges_adapter = settings.rollout.merge_lora
-        self._saves_weights_only = facts.trainer.save_model_only
-        longest_row = facts.data.max_prompt_length + facts.data.max_response_length
-        common = {"total_steps": facts.total_steps, "seed": facts.trainer.seed, "longest_row": longest_row}
+        self._skips_special_tokens = spec.skips_special_tokens
+        self._merges_adapter = spec.generator.merge_lora
+        self._saves_weights_only = spec.saves_weights_only
+        common = {"total_steps": spec.total_steps, "seed": spec.seed, "longest_row": spec.longest_row}
         with phase("loading the model"):
             self.actor = Actor(
-                settings.actor,
+                spec.actor,
                 processing,
-                temperature=settings.rollout.temperature,
-                teacher=facts.teacher,
-                objective_settings=objective_settings(settings.actor, facts.algorithm, plugins=facts.trainer.plugins),
-                with_reference=not facts.algorithm.disable_kl,
+                temperature=spec.generator.temperature,
+                teacher=spec.teacher,
+                objective_settings=objective_settings(spec.actor, spec.kl, plugins=spec.plugins),
+                with_reference=spec.needs_initial_weights,
                 **common,
             )
-            self.critic = Critic(settings.resolved_critic, processing, **common) if facts.needs_values else None
+            self.critic = None if spec.critic is None else Critic(spec.critic, processing, **common)
         self._models: dict[str, Actor | Critic] = {"actor": self.actor}
         if self.critic is not None:
             self._models["critic"] = self.critic
         torch.cuda.empty_cache()  # the engine takes its share of what is free
         before_engine = AllocatorBytes.now()
-        self.generator = build_generator(self._generator_settings(facts), processing, device=this_device().type)
+        generator = spec.generator
+        if generator.lora_rank > 0:
+            generator = dataclasses.replace(generator, adapted_layers=self.actor.adapted_layers)
+        self.generator = build_generator(generator, processing, device=this_device().type)
         self._engine_bytes = AllocatorBytes.now() - before_engine
         self._has_sampled = True  # the engine's start counts as sampling
         self.generator_name = self.generator.name
-
-    def _generator_settings(self, facts: WorkerSpec) -> GeneratorSettings:
-        settings = facts.generator
-        if settings.lora_rank == 0:
-            return settings
-        return dataclasses.replace(settings, adapted_layers=self.actor.adapted_layers)
 
     def generate(
         self,
@@ -144,9 +180,23 @@ class Worker:
             torch.cuda.reset_peak_memory_stats()
         self._has_sampled = False
 
-    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
+    def score(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, temperature: float | None = None
+    ) -> list[Tensor]:
         self._end_sampling()
-        return self.actor.score(rows, **options)
+        return self.actor.score(rows, keep_states=keep_states, temperature=temperature)
+
+    def score_teacher(self, rows: Sequence[ScoringRow], *, keep_states: str | None = None) -> list[Tensor]:
+        self._end_sampling()
+        return self.actor.score_teacher(rows, keep_states=keep_states)
+
+    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
+        self._end_sampling()
+        return self.actor.score_initial(rows, with_kl=with_kl)
+
+    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        self._end_sampling()
+        return self.actor.entropies(rows)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `Actor.update`; adds the memory in use."""
@@ -193,14 +243,11 @@ class Worker:
         self.generator.close()
 
 
-def objective_settings(
-    actor: ActorConfig, algorithm: AlgorithmConfig, *, plugins: Sequence[str] = ()
-) -> ObjectiveSettings:
+def objective_settings(actor: ActorConfig, kl: KlInLoss, *, plugins: Sequence[str] = ()) -> ObjectiveSettings:
     """Returns the settings of the objective; raises `ConfigError` if no file of `plugins` registers the policy loss."""
     if actor.loss_type not in available_losses():  # a worker process under Ray has read no configuration
         for plugin in plugins:
             load_plugin(plugin)
-    in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
     return ObjectiveSettings(
         loss=build_loss(actor.loss_type, section_of(actor.loss_type, vars(actor))),
         entropy=EntropyTerm(
@@ -210,8 +257,8 @@ def objective_settings(
         ),
         rollout_is=actor.rollout_is,
         rollout_is_threshold=actor.rollout_is_threshold,
-        kl_penalty=algorithm.kl_penalty,
-        kl_coefficient=algorithm.kl_coef if in_loss else 0.0,
+        kl_penalty=kl.penalty,
+        kl_coefficient=kl.coefficient,
     )
 
 

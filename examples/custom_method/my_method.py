@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from cepo.algorithms import GroupRelativeEstimator, TeacherConfig, group_advantages, register_estimator, statistics
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal, mean_of
+from cepo.types import Reference, RolloutGroup, TextReference, TokenBatch, TokenSignal, mean_of
 
 
 @register_estimator("my_method")
@@ -25,7 +25,7 @@ class MyMethod(GroupRelativeEstimator):
         references: list[Reference | None] = [None] * len(group.rollouts)
         for row, rollout in enumerate(group.rollouts):
             if rollout.answer and not rollout.correct and not rollout.answer_equals_ground_truth:
-                references[row] = Reference(text=rollout.answer, source_index=rollout.index)
+                references[row] = TextReference(text=rollout.answer, source_index=rollout.index)
         return {"blamed": references}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:

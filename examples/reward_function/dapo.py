@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cepo.rewards import ConfigError, answers_equal, extract_answer
+from cepo.answers import equal, marked_answer
+from cepo.rewards import ConfigError
 
 REWARD_NAME = "dapo"
 REWARD_TYPE = "batch"
@@ -36,8 +37,8 @@ def compute_score(
     free = max_response_length - overlong_buffer_length
     scores: list[dict[str, float]] = []
     for reward_input in reward_inputs:
-        answer = extract_answer(reward_input["response"])
-        is_right = answer is not None and answers_equal(answer, reward_input["ground_truth"])
+        answer = marked_answer(reward_input["response"])
+        is_right = answer is not None and equal(answer, reward_input["ground_truth"])
         accuracy = 1.0 if is_right else -1.0
         excess = (reward_input["response_length"] - free) / overlong_buffer_length
         overlong = -overlong_penalty_factor * min(max(excess, 0.0), 1.0)

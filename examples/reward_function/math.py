@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cepo.rewards import answers_equal, extract_answer
+from cepo.answers import equal, marked_answer
 
 REWARD_NAME = "math"
 REWARD_TYPE = "batch"
@@ -24,8 +24,8 @@ def compute_score(reward_inputs: Sequence[Mapping[str, Any]], *, format_weight: 
     scores: list[dict[str, float]] = []
     for reward_input in reward_inputs:
         response = reward_input["response"]
-        answer = extract_answer(response)
-        accuracy = float(answer is not None and answers_equal(answer, reward_input["ground_truth"]))
+        answer = marked_answer(response)
+        accuracy = float(answer is not None and equal(answer, reward_input["ground_truth"]))
         well_formed = float(_THOUGHT_THEN_BOX.fullmatch(response) is not None)
         overall = (1.0 - format_weight) * accuracy + format_weight * well_formed
         scores.append({"overall": overall, "accuracy": accuracy, "format": well_formed})

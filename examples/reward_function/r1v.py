@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cepo.rewards import answers_equal
+from cepo.answers import equal
 
 REWARD_NAME = "r1v"
 REWARD_TYPE = "sequential"
@@ -23,7 +23,7 @@ def compute_score(reward_input: Mapping[str, Any], *, format_weight: float = 0.5
     """
     response = reward_input["response"]
     answers = _ANSWER.findall(response)
-    accuracy = float(bool(answers) and answers_equal(answers[-1].strip(), reward_input["ground_truth"]))
+    accuracy = float(bool(answers) and equal(answers[-1].strip(), reward_input["ground_truth"]))
     well_formed = float(_WHOLE.fullmatch(response) is not None and len(answers) == 1)
     overall = (1.0 - format_weight) * accuracy + format_weight * well_formed
     return {"overall": overall, "accuracy": accuracy, "format": well_formed}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from cepo.rewards import answers_equal, decimal_value, extract_answer, normalise_answer
+from cepo.answers import equal, marked_answer, normal_form
 
 REWARD_NAME = "rounded"
 REWARD_TYPE = "sequential"
@@ -21,18 +21,18 @@ def compute_score(reward_input: Mapping[str, Any], *, tolerance_key: str = "tole
     The tolerance is the row's column `tolerance_key`, if it has one. Otherwise, if the prompt asks for rounding, it is
     half a unit of the ground truth's last digit: if this is 34.6, the unrounded 20√3 is accepted too.
     """
-    answer, gold = extract_answer(reward_input["response"]), reward_input["ground_truth"]
+    answer = marked_answer(reward_input["response"])
+    gold = reward_input["ground_truth"]
     if answer is None:
         return {"overall": 0.0, "accuracy": 0.0, "within_tolerance": 0.0}
-    exact = answers_equal(answer, gold)
     tolerance = reward_input.get(tolerance_key)
     if tolerance is None:
-        asked = _ASKS_FOR_ROUNDING.search(reward_input["prompt"]) is not None
-        tolerance = _half_a_unit(normalise_answer(gold)) if asked else 0.0
-    value, wanted = decimal_value(answer), decimal_value(gold)
-    near = value is not None and wanted is not None and abs(value - wanted) <= float(tolerance) + 1e-9
-    accuracy = float(exact or near)
-    return {"overall": accuracy, "accuracy": accuracy, "within_tolerance": float(near and not exact)}
+        is_rounding_asked = _ASKS_FOR_ROUNDING.search(reward_input["prompt"]) is not None
+        tolerance = _half_a_unit(normal_form(gold)) if is_rounding_asked else 0.0
+    is_exact = equal(answer, gold)
+    is_near = equal(answer, gold, tolerance=float(tolerance))
+    accuracy = float(is_near)
+    return {"overall": accuracy, "accuracy": accuracy, "within_tolerance": float(is_near and not is_exact)}
 
 
 def _half_a_unit(number: str) -> float:

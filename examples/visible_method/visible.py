@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from cepo.algorithms import GroupRelativeEstimator, TeacherConfig, group_advantages, register_estimator, statistics
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import Reference, RolloutGroup, TextReference, TokenBatch, TokenSignal
 
 
 @register_estimator("visible")
@@ -21,7 +21,7 @@ class Visible(GroupRelativeEstimator):
     views = ("blind",)
 
     def references(self, group: RolloutGroup) -> dict[str, list[Reference]]:
-        return {"blind": [Reference(text="The image is not shown.")] * len(group.rollouts)}
+        return {"blind": [TextReference(text="The image is not shown.")] * len(group.rollouts)}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         mask = batch.response_mask  # (B, T)

@@ -333,7 +333,7 @@ def run(config: RunConfig, processing: Processing, case: Case, peaks: Peaks) -> 
     from cepo.algorithms.settings import TeacherConfig
     from cepo.workers.actor import Actor
     from cepo.workers.critic import Critic
-    from cepo.workers.worker import objective_settings
+    from cepo.workers.worker import KlInLoss, objective_settings
     from lab.support.rows import optimizer_batch
 
     own, teachers = named_rows(rows_of_views(case.model, processing))
@@ -343,7 +343,7 @@ def run(config: RunConfig, processing: Processing, case: Case, peaks: Peaks) -> 
         processing,
         temperature=1.0,
         teacher=TeacherConfig(),
-        objective_settings=objective_settings(config.worker.actor, config.algorithm),
+        objective_settings=objective_settings(config.worker.actor, KlInLoss.of(config.algorithm)),
         with_reference=False,
         total_steps=STEPS,
         seed=1,

@@ -172,13 +172,12 @@ def actor_step(
     from cepo.rollout.generator import FullWeights
     from cepo.types import Distillation, DivergenceConfig
 
-    scored = actor.score(own) + actor.score(teacher, as_teacher=True, keep_states=VIEW)
-    scored += actor.score(own, as_reference=True) + actor.score(own, result="entropy")
+    scored = actor.score(own) + actor.score_teacher(teacher, keep_states=VIEW)
+    scored += [scores.log_probs for scores in actor.score_initial(own)] + actor.entropies(own)
     batch = optimizer_batch(own)
     mask = batch.response_mask
     batch = dataclasses.replace(
         batch,
-        on_policy=False,
         old_log_probs=padded(scored[: len(own)], mask),
         reference_log_probs=padded(scored[2 * len(own) : 3 * len(own)], mask),
         distillation=Distillation(divergence=DivergenceConfig(kind="jsd"), token_weight=mask.float(), view=VIEW),

@@ -72,11 +72,10 @@ def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
     advantages = torch.linspace(-1, 1, len(rows)).unsqueeze(1).expand(mask.shape).where(mask, 0.0)
     return OptimizerBatch(
         rows=rows,
-        old_log_probs=torch.zeros(mask.shape),
+        sampled_log_probs=torch.zeros(mask.shape),
         advantages=advantages,
         response_mask=mask,
         denominators=LossDenominators(int(lengths.sum()), len(rows), int(lengths.max())),
-        on_policy=True,
     )
 
 

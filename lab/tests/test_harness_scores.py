@@ -60,7 +60,7 @@ LOGICVISTA = [
     (r"\boxed{none of these}", "D", 0, 0),
     ("<answer>D</answer>.", "D", 1, 1),
     ("<answer>Each of them</answer>", "E", 0, 1),
-    ("It follows that (D)", "D", 0, 0),
+    ("It follows that (D)", "D", 1, 0),
 ]
 WEMATH = [
     (r"\boxed{B}", "B", 1, 1),
@@ -91,7 +91,7 @@ MATHVISION = [
     ("The answer is C.", "C", 1, 1),
     ("The answer is 3.", "C", 1, 1),
     (r"\boxed{B}", "C", 0, 0),
-    ("(C)\nbecause each has a right angle", "C", 0, 1),
+    ("(C)\nbecause each has a right angle", "C", 1, 1),
     (r"\boxed{3.001}", "C", 0, 1),  # equal to 2 decimals
     (r"\boxed{1} then \boxed{C}", "C", 1, 1),
     (r"\boxed{C} then <answer>A</answer>", "C", 1, 1),
@@ -113,7 +113,7 @@ MMMU = [
     ("(B)", "B", 1, 1),
     (r"\boxed{B}", "B", 1, 0.25),  # it knows no boxes
     ("The answer is B.", "B", 1, 1),
-    ("A sky at noon is blue, so (B)", "B", 0, 1),
+    ("A sky at noon is blue, so (B)", "B", 1, 1),
     ("A good guess is hard to make here", "B", 0, 0),
     ("A good guess is hard to make here", "A", 0, 1),  # the article
     ("I am sure that it must be blue", "B", 0, 1),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cepo.algorithms import register_estimator
 from cepo.algorithms.cepo import Cepo
-from cepo.types import Reference, RolloutGroup
+from cepo.types import Reference, RolloutGroup, TextReference
 
 TRAINING_PROBLEMS = Path(__file__).parents[2] / "examples" / "real_model" / "train.jsonl"
 
@@ -32,7 +32,7 @@ class PermutedReferences(Cepo):
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         draw = random.Random(f"{group.seed}/{group.step}/{group.prompt_id}")
         others = [answer for answer in _answers() if answer != group.ground_truth]
-        answer_of_another = Reference(text=draw.choice(others))
+        answer_of_another = TextReference(text=draw.choice(others))
         references = dict(super().references(group))
         references["correct"] = [answer_of_another] * len(group.rollouts)
         return references

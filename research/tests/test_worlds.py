@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from cepo.answers.equality import extract_answer
+from cepo.answers import marked_answer
 from cepo.config.paths import MICROGEO_DATA
 from cepo.microgeo.problems import generate_problem
 from cepo.microgeo.world import SHAPES, split_problems, write_problems
@@ -137,7 +137,7 @@ def test_demonstrations_are_as_noisy_as_the_rates_say() -> None:
     assert ones[:9] == [demonstrate_chain(one.problem, seed=0) for one in ones[:9]]
     hinted = [one for one in ones if one.hint is not None]
     assert len(hinted) / len(ones) == pytest.approx(ChainNoise().hinted, abs=0.03)
-    follows = [one.hint == extract_answer(one.response) for one in hinted]
+    follows = [one.hint == marked_answer(one.response) for one in hinted]
     assert np.mean(follows) == pytest.approx(1 - ChainNoise().ignores, abs=0.03)
     problem = ones[0].problem
     quiet = demonstrate_chain(problem, seed=0, rates=ChainNoise(*[0] * 11))
@@ -163,7 +163,7 @@ def test_every_computation_of_a_right_response_holds() -> None:
         for first, sign, second, result in re.findall(r"(\d+)([-+])(\d+)=(\d+)\.", response):
             assert int(first) + int(sign + second) == int(result)
         stated = re.findall(r"Row [1-4] (\d+)\.", response)
-        assert extract_answer(response) == problem.answer == f"({','.join(stated)})"
+        assert marked_answer(response) == problem.answer == f"({','.join(stated)})"
         steps = re.findall(r"[A-L] (?:hollow )?\w+ [^.]*?(\d+)\.", response)
         assert list(map(int, steps)) == [place for row in problem.places() for place in row]
 
@@ -230,7 +230,7 @@ def test_the_chains_files_have_geo3ks_columns_and_the_solution(tmp_path: Path) -
     table = pq.read_table(tmp_path / "some.parquet")
     assert table.column_names == ["images", "problem", "answer", "id", "family", "solution"]
     for row, problem in zip(table.to_pylist(), problems[3], strict=True):
-        assert row["answer"] == problem.answer == extract_answer(row["solution"])
+        assert row["answer"] == problem.answer == marked_answer(row["solution"])
 
 
 SOLUTION = "A triangle 10+5=15. B diamond back to 10. Row 1 10. \\boxed{(10)}"

@@ -103,21 +103,18 @@ def test_a_group_is_live_from_a_range_of_a_millionth_on() -> None:
     assert live.tolist() == [True, True, False, False, False, False]
 
 
-def test_evidence_metrics_count_tokens_of_rows_with_an_advantage() -> None:
+def test_metrics_of_delta_count_tokens_of_rows_with_an_advantage() -> None:
     delta = torch.tensor([[1.0, -0.5, 0.0, 9.0], [2.0, 1.0, 9.0, 9.0], [7.0, 7.0, 7.0, 7.0]])
     mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
     advantages = torch.tensor([1.0, -1.0, 0.0])
     correct = torch.tensor([True, False, True])
-    values = results(statistics.evidence_metrics(delta, advantages, mask, correct, mixing=0.25, clip_radius=0.5))
-    # counted deltas: 1, -0.5, 0 at A > 0 and 2, 1 at A < 0; sign * delta: 1, -0.5, 0, -2, -1; log 1.5 = 0.405, log 0.5 = -0.693
+    values = results(statistics.delta_metrics(delta, advantages, mask, correct, mixing=0.25))
+    # counted deltas: 1, -0.5, 0 at A > 0 and 2, 1 at A < 0; sign * delta: 1, -0.5, 0, -2, -1
     expected = {
         "lambda": 0.25,
         "positive_fraction": 3 / 5,
         "negative_fraction": 1 / 5,
-        "clip_high_rate": 1 / 5,
-        "clip_low_rate": 2 / 5,
         "disagreement_rate": 3 / 5,
-        "weight_mean": (1.5 + math.exp(-0.5) + 1.0 + 0.5 + 0.5) / 5,
         "delta_mean_right": 0.5 / 3,
         "delta_mean_wrong": 1.5,
         "delta_mean_positive_advantage": 0.5 / 3,
@@ -128,11 +125,11 @@ def test_evidence_metrics_count_tokens_of_rows_with_an_advantage() -> None:
 
 
 def metrics_of(delta: list[list[float]], advantages: list[float], *, correct: bool) -> Metrics:
-    """Of responses without padding, under lambda 0.5 and radius 0.5."""
+    """Of responses without padding, under lambda 0.5."""
     rows = torch.tensor(advantages)
     mask = torch.ones(len(delta), len(delta[0]), dtype=torch.bool)
     verdicts = torch.full((len(delta),), correct)
-    return statistics.evidence_metrics(torch.tensor(delta), rows, mask, verdicts, mixing=0.5, clip_radius=0.5)
+    return statistics.delta_metrics(torch.tensor(delta), rows, mask, verdicts, mixing=0.5)
 
 
 def test_the_spread_of_one_delta_adds_nothing_to_a_mean() -> None:

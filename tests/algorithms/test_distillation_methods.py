@@ -20,7 +20,7 @@ from cepo.files.trees import leaves
 from cepo.losses.aggregation import AGGREGATIONS, LossDenominators, token_weights
 from cepo.losses.divergence import chunked_divergence, distillation_losses
 from cepo.metrics import results
-from cepo.types import Reference, TokenBatch, TokenSignal
+from cepo.types import TextReference, TokenBatch, TokenReference, TokenSignal
 
 both = pytest.mark.parametrize("method", ["opsd", "sdpo"])
 
@@ -163,20 +163,21 @@ def test_table_of_demonstrations(
     rollouts: tuple[Any, ...], positive: dict[str, Any], expected: list[tuple[int, ...] | str | None]
 ) -> None:
     references = build_estimator("sdpo", {"positive": positive}).references(group(*rollouts))["correct"]
-    assert [None if each is None else each.token_ids or each.text for each in references] == expected
+    contents = [getattr(reference, "token_ids", None) or getattr(reference, "text", None) for reference in references]
+    assert contents == expected
 
 
 def test_a_worked_solution_is_cut_to_num_tokens_or_required() -> None:
     solved = dataclasses.replace(group(FIRST, WRONG), solution="Angles sum to 180, so x = 70.")
     config = PositiveConfig(source="solution", num_tokens=300)
-    wanted = Reference(text="Angles sum to 180, so x = 70.", max_tokens=300)
+    wanted = TextReference(text="Angles sum to 180, so x = 70.", max_tokens=300)
     assert positive_references(solved, config) == [wanted, wanted]
     lacking = r"positive\.source is 'solution', but problem p has no worked solution\..*column"
     with pytest.raises(ConfigError, match=lacking):
         positive_references(group(FIRST, WRONG), config)
     either = PositiveConfig(source="solution_or_answer", num_tokens=300)
     assert positive_references(solved, either) == [wanted, wanted]
-    assert positive_references(group(FIRST, WRONG), either) == [Reference(text="70")] * 2
+    assert positive_references(group(FIRST, WRONG), either) == [TextReference(text="70")] * 2
 
 
 def test_the_sources_of_references_are_those_of_the_settings() -> None:
@@ -229,7 +230,7 @@ def test_right_rollouts_learn_from_advantages_wrong_ones_do_not() -> None:
 def test_only_wrong_rollouts_read_the_groups_right_response() -> None:
     """The wrong one reads the first success; in a group without a success nobody reads anything."""
     references = build_estimator("srpo").references(group(FIRST, SECOND, WRONG))["correct"]
-    assert references == [None, None, Reference(token_ids=ONE, source_index=0)]
+    assert references == [None, None, TokenReference(token_ids=ONE, source_index=0)]
     assert build_estimator("srpo").references(group(WRONG))["correct"] == [None]
 
 

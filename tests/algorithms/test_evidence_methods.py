@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cepo.algorithms import build_estimator, statistics
-from cepo.types import Reference, Rollout, TokenBatch
+from cepo.types import ImageReference, Rollout, TextReference, TokenBatch
 
 LARGEST_RADIUS = 1.0 - 2.0**-53
 DTYPES = [torch.float32, torch.float64]
@@ -267,10 +267,10 @@ def test_a_rollout_reads_other_rollouts_wrong_answers_alone() -> None:
         RIGHT, wrong(1, "3", value="3"), wrong(2, "5", 0.1), wrong(3, "3.0", 0.1, value="3"), wrong(4, None)
     )
     actual = build_estimator("rlcsd", {"num_wrong": 2}).references(prompt_group)
-    three = Reference(text="3", source_index=1)
-    five = Reference(text="5", source_index=2)
+    three = TextReference(text="3", source_index=1)
+    five = TextReference(text="5", source_index=2)
     assert actual["wrong_1"] == [three, five, three, three, three]
-    assert actual["wrong_2"] == [five, Reference(text="3.0", source_index=3), None, five, five]
+    assert actual["wrong_2"] == [five, TextReference(text="3.0", source_index=3), None, five, five]
     assert {one.text for one in actual["correct"] if one is not None} == {"70"}
 
 
@@ -281,8 +281,8 @@ def test_strict_lowest_looks_at_the_lowest_rewards_alone() -> None:
     )
     settings = {"negative": {"strict_lowest": True, "select": "most_frequent"}, "num_wrong": 2}
     actual = build_estimator("rlcsd", settings).references(prompt_group)
-    spelled = Reference(text="70.0", source_index=2)
-    five = Reference(text="5", source_index=3)
+    spelled = TextReference(text="70.0", source_index=2)
+    five = TextReference(text="5", source_index=3)
     assert actual["wrong_1"] == [spelled, spelled, five, spelled, spelled]
     assert actual["wrong_2"] == [None, five, None, None, None]
     usable = build_estimator("rlcsd", {"num_wrong": 2}).references(prompt_group)
@@ -356,7 +356,7 @@ def test_visual_evidence_is_the_student_less_the_blind_policy() -> None:
     diagnostics = estimator.signal(eight_rows(old, {"blind": blind}), step=0).diagnostics
     assert float(diagnostics["delta"][0, 0]) == pytest.approx(math.log(1.2), rel=1e-6)
     assert diagnostics["weight"][:2, 0].tolist() == pytest.approx([1.2, 1 / 1.2], rel=1e-6)
-    assert estimator.references(group(RIGHT, wrong(1, "3"))) == {"blind": [Reference(blind=True)] * 2}
+    assert estimator.references(group(RIGHT, wrong(1, "3"))) == {"blind": [ImageReference()] * 2}
 
 
 def test_evidence_can_be_limited_to_groups_with_both_verdicts() -> None:

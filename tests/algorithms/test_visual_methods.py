@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cepo.algorithms import build_estimator, statistics
 from cepo.metrics import results
-from cepo.types import Reference, TokenBatch
+from cepo.types import ImageReference, TokenBatch
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 GROUP_IDS = [row // 4 for row in range(12)]
@@ -226,7 +226,7 @@ def test_without_images_the_method_is_grpo(name: str) -> None:
 def test_every_rollout_reads_the_prompt_without_its_image(name: str) -> None:
     prompt_group = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))
     probability = {"vppo": 0.5, "papo": 0.6}.get(name)
-    expected = Reference(blind=True) if probability is None else Reference(masked=probability)
+    expected = ImageReference() if probability is None else ImageReference(masked=probability)
     assert build_estimator(name).references(prompt_group) == {VIEW_OF[name]: [expected] * 2}
 
 

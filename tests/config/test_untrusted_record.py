@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import importlib.util
-import inspect
 import io
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_server import local_server
+from pydantic import TypeAdapter
 from run_folders import write_checkpoint
 
 from cepo.commands.cli import main
@@ -21,21 +22,19 @@ from cepo.config import dump_for_record, load_config
 from cepo.config.paths import PACKAGE_FOLDER, SHIPPED_FOLDER
 from cepo.config.schema import RunSettings
 from cepo.config.untrusted_record import (
-    EVALUATED,
-    LISTED,
     LISTED_REWARDS,
-    TRAINED,
     read_record,
     recorded_for_evaluation,
     recorded_model,
 )
+from cepo.data.prompts import UserTemplate
 from cepo.errors import CheckpointError, ConfigError
 from cepo.files.trees import leaves
 from cepo.report.recorded_run import load_run
-from cepo.run_folder.own_records import is_own_record
+from cepo.run_folder.own_records import is_own_record, remember_own_record
 from cepo.run_folder.sinks.base import RunDescription
 from cepo.run_folder.sinks.tracker import build_tracker
-from cepo.sections.reader import default_tree
+from cepo.sections.fields import may_come_from_record
 from cepo.workers.named_checkpoint import find_base
 
 BASE = "config=configs/microgeo/base.yaml"
@@ -186,41 +185,98 @@ def test_merge_says_what_is_no_configuration(tmp_path: Path, capsys: pytest.Capt
     assert "worker.actor.model is not a section" in capsys.readouterr().err
 
 
-NEEDS_THE_USERS_WORD = {
-    "data.train_files", "data.val_files", "data.image_hosts", "data.image_dir",
-    "data.format_prompt", "data.override_chat_template",
-    "worker.actor.model.model_path", "worker.actor.model.tokenizer_path", "worker.actor.model.override_config",
-    "worker.actor.model.trust_remote_code", "worker.actor.model.lora.target_modules",
+TEXTS_OF_RECORDS = {
+    *(
+        f"data.{name}"
+        for name in ("prompt_key", "answer_key", "solution_key", "image_key", "teacher_image_key", "video_key")
+    ),
+    "data.chat_template_kwargs",
+    "algorithm.correct_key",
+    "worker.actor.loss_type",
+    "worker.actor.model.lora.target_modules",
     "worker.actor.model.lora.exclude_modules",
-    "worker.reward.reward_function", "worker.reward.reward_function_kwargs", "worker.reward.answer_function",
-    "worker.actor.loss",
-}  # fmt: skip
-"""Each names a host, a file, a model or a program; some values of it are accepted, such as `microgeo:model`."""
+    "worker.rollout.speculative_config",
+    "worker.rollout.val_override_config",
+}
+"""What may be any text or mapping: names of columns and of modules of a model, variables of a template in its sandbox."""
 
 
-def test_every_setting_is_listed_or_needs_the_users_word() -> None:
-    """A new setting of the schema is in one of the two lists, by somebody's decision."""
-    keys = {key for key, _ in leaves(default_tree(RunSettings))}
-    keys |= {"data.train_files", "worker.actor.model.model_path"}  # without a default
-    for section in ("worker.rollout.val_override_config", "worker.rollout.speculative_config"):
-        keys |= {key for key in LISTED if key.startswith(f"{section}.")}
-        keys -= {section}
-    read = {key for key in keys if any(f"{key}.".startswith(f"{section}.") for section in (*EVALUATED, *TRAINED))}
-    assert read - NEEDS_THE_USERS_WORD == LISTED
+def is_plain(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:
+    """Whether a setting is a number, a choice of some words, or a list of these."""
+    if "$ref" in schema:
+        return is_plain(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in schema:
+        return all(is_plain(each, definitions) for each in schema["anyOf"])
+    if schema.get("type") == "array":
+        return is_plain(schema["items"], definitions)
+    has_words = "enum" in schema or "const" in schema
+    return has_words or schema.get("type") in ("integer", "number", "boolean", "null")
+
+
+def settings_in(
+    schema: dict[str, Any], definitions: dict[str, Any], path: str = ""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, inner in schema["properties"].items():
+        key = f"{path}.{name}" if path else name
+        section = definitions.get(inner.get("$ref", "").rpartition("/")[2], {})
+        if section.get("properties") and "description" in section and key not in TEXTS_OF_RECORDS:
+            yield from settings_in(section, definitions, key)
+        else:
+            yield key, inner
+
+
+def test_a_records_settings_are_numbers_choices_and_listed_texts() -> None:
+    """A new setting that may be any text, and so name a file, a host or a program, is listed here by somebody's decision."""
+    schema = TypeAdapter(RunSettings).json_schema()
+    found: set[str] = set()
+    for key, setting in settings_in(schema, schema["$defs"]):
+        if may_come_from_record(RunSettings, key) and not is_plain(setting, schema["$defs"]):
+            found.add(key)
+    assert found == TEXTS_OF_RECORDS
+
+
+NEEDS_THE_USERS_WORD = [
+    "data.train_files", "data.val_files", "data.image_hosts", "data.image_dir", "data.format_prompt",
+    "data.override_chat_template", "worker.actor.model.model_path", "worker.actor.model.tokenizer_path",
+    "worker.actor.model.override_config", "worker.actor.model.trust_remote_code", "worker.actor.loss",
+    "worker.critic.model.model_path", "worker.reward.reward_function", "worker.reward.reward_function_kwargs",
+    "worker.reward.answer_function", "worker.reward.num_cpus", "trainer.plugins", "trainer.logger",
+    "trainer.save_checkpoint_path", "algorithm.teacher.template", "algorithm.adv_estimator", "nobody.knows",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", NEEDS_THE_USERS_WORD)
+def test_what_names_a_file_a_host_or_a_program_is_not_marked(key: str) -> None:
+    assert not may_come_from_record(RunSettings, key)
+
+
+PURE = {
+    "__future__",
+    "collections",
+    "decimal",
+    "re",
+    "typing",
+    "cepo.answers",
+    "cepo.errors",
+    "cepo.files",
+    "cepo.rewards",
+}
 
 
 @pytest.mark.parametrize("file", LISTED_REWARDS)
-def test_the_listed_keywords_are_the_numbers_of_the_function(file: str) -> None:
+def test_listed_rewards_compute_and_do_nothing_else(file: str) -> None:
+    """They import what compares answers alone, and open nothing."""
     around = PACKAGE_FOLDER.parent if file.startswith("cepo/") else SHIPPED_FOLDER
-    spec = importlib.util.spec_from_file_location("listed", around / file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    keywords = [
-        each for each in inspect.signature(module.compute_score).parameters.values() if each.kind == each.KEYWORD_ONLY
-    ]
-    assert {each.name for each in keywords if each.annotation in ("int", "float", "bool")} == LISTED_REWARDS[file]
+    tree = ast.parse((around / file).read_text(encoding="utf-8"))
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            modules.add(".".join(str(node.module).split(".")[:2]))
+        elif isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+    assert {name.removesuffix(".abc") for name in modules} <= PURE
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert not names & {"open", "eval", "exec", "compile", "__import__", "getattr"}
 
 
 JUDGE = "worker.reward.reward_function=cepo/rewards/judge.py:compute_score"
@@ -230,9 +286,8 @@ FOREIGN = {
     "a judge by its absolute path": (f"worker.reward.reward_function={PACKAGE_FOLDER}/rewards/judge.py:compute_score",),
     "a judge beside a verifier": ("worker.reward.reward_function=[cepo/rewards/math.py:compute_score, cepo/rewards/judge.py]",),
     "a reward model": ("worker.reward.reward_function=examples/reward_function/reward_model.py:compute_score",),
-    "another function of a listed file": ("worker.reward.reward_function=cepo/rewards/math.py:answers_equal",),
+    "another function of a listed file": ("worker.reward.reward_function=cepo/rewards/math.py:equal",),
     "a keyword with text": ("worker.reward.reward_function_kwargs={format_weight: '/etc/passwd'}",),
-    "a keyword of nobody": ("worker.reward.reward_function_kwargs={path: 1}",),
     "a keyword with a list": ("worker.reward.reward_function_kwargs={format_weight: [1]}",),
     "an answer function": ("worker.reward.answer_function=cepo/rewards/judge.py:compute_score",),
     "a host of images": ("data.image_hosts=['http://HOST']",),
@@ -245,17 +300,6 @@ FOREIGN = {
     "an entry of the model": ("worker.actor.model.override_config={_name_or_path: /etc}",),
     "a format prompt elsewhere": ("data.format_prompt=DIR/secret.txt",),
     "a template elsewhere": ("data.override_chat_template=DIR/secret.txt",),
-    "an endless pattern": ("worker.actor.model.lora.exclude_modules='((([a-z]+)+)+[.]?)+[A-Z]'",),
-    "layers by a pattern": ("worker.actor.model.lora.target_modules='((([a-z]+)+)+[.]?)+[A-Z]'",),
-    "images of 10^12 pixels": ("data.min_pixels=1000000000000", "data.max_pixels=1000000000000"),
-    "pixels in words": ("data.max_pixels='999999999999'",),
-    "10^9 samples of a problem": ("worker.rollout.n=1000000000",),
-    "a number of 30 digits": (f"worker.rollout.val_override_config.n={10**30}",),
-    "a response of 10^12 tokens": ("data.max_response_length=1000000000000",),
-    "an adapter of rank 10^9": ("worker.actor.model.lora.rank=1000000000",),
-    "an infinite weight of the reward": ("worker.reward.reward_function_kwargs={format_weight: .inf}",),
-    "a column's name of 10^5 letters": (f"data.prompt_key={'x' * 10**5}",),
-    "a setting of nobody": ("data.program=/bin/sh",),
 }  # fmt: skip
 """Settings of a stranger's record, of which each alone is refused."""
 NOT_READ_BY_A_MERGE = {
@@ -364,29 +408,35 @@ def test_a_file_in_the_working_directory_is_not_a_listed_reward(
 
 
 @pytest.mark.parametrize(
-    ("text", "accepted"),
+    "settings",
     [
-        ("{{ content | trim }} Think first. {x} {", True),
-        ("{{content}}", True),
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ content }}", False),
-        ("{{ 'a' * 10**10 }}{{ content }}", False),
-        ("{{ content * 10**9 }}", False),
-        ("{{ content }}{# a comment #}", False),
+        ["worker.actor.model.lora.exclude_modules='((([a-z]+)+)+[.]?)+[A-Z]'"],
+        ["data.min_pixels=1000000000000", "data.max_pixels=1000000000000"],
+        ["worker.rollout.n=1000000000", "data.max_response_length=1000000000000"],
+        ["worker.actor.model.lora.rank=1000000000"],
+        [f"data.prompt_key={'x' * 10**5}"],
+        ["data.chat_template_kwargs={enable_thinking: false}"],
     ],
 )
-def test_a_strangers_prompt_is_a_text_around_the_question(tmp_path: Path, text: str, accepted: bool) -> None:
+def test_a_strangers_record_may_waste_time(tmp_path: Path, settings: list[str]) -> None:
+    write_checkpoint(tmp_path / "run", *settings)
+    assert recorded_for_evaluation(tmp_path / "run" / "config.yaml", ()).tree["data"]
+
+
+def test_a_strangers_prompt_runs_in_a_sandbox(tmp_path: Path) -> None:
+    """A template in the run's folder may loop and repeat; it reads no file and calls nothing of Python's."""
     prompt = tmp_path / "run" / "prompt.jinja"
-    for folder, own in (("run", False), ("own", True)):
-        write_checkpoint(
-            tmp_path / folder, f"data.format_prompt={prompt.parent.parent / folder / prompt.name}", own=own
-        )
-        (tmp_path / folder / prompt.name).write_text(text)
-        file = tmp_path / folder / "config.yaml"
-        if own or accepted:
-            assert recorded_for_evaluation(file, ()).tree["data"]["format_prompt"]
-        else:
-            with pytest.raises(ConfigError, match=r"a template with more than \{\{ content \}\}"):
-                recorded_for_evaluation(file, ())
+    write_checkpoint(tmp_path / "run", f"data.format_prompt={prompt}")
+    prompt.write_text("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ content }}")
+    recorded = recorded_for_evaluation(tmp_path / "run" / "config.yaml", ())
+    assert recorded.tree["data"]["format_prompt"] == str(prompt)
+    for source in (
+        "{{ content.__class__.__mro__ }}",
+        "{% include '/etc/passwd' %}{{ content }}",
+        "{{ content }}{{ cycler.__init__.__globals__.os.system(content) }}",
+    ):
+        with pytest.raises(ConfigError):
+            UserTemplate(source, "it", "content").render(content="x")
 
 
 def test_each_refused_setting_can_be_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -427,6 +477,26 @@ def test_a_note_in_the_run_folder_makes_no_run_the_users_own(tmp_path: Path, mon
     assert not is_own_record(file)
     monkeypatch.setenv("XDG_STATE_HOME", ".local/state")  # a relative folder would be that of the stranger
     assert not is_own_record(file)
+
+
+@pytest.mark.parametrize("form", ["written by others", "a link"])
+def test_notes_that_another_user_could_write_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, form: str
+) -> None:
+    """A state folder in a shared place, such as `HOME=/tmp` in a container."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    write_checkpoint(tmp_path / "run", own=True)
+    file = tmp_path / "run" / "config.yaml"
+    assert is_own_record(file)
+    notes = tmp_path / "state" / "cepo" / "own_records"
+    if form == "a link":
+        notes.rename(tmp_path / "elsewhere")
+        notes.symlink_to(tmp_path / "elsewhere")
+    else:
+        notes.chmod(0o777)
+    assert not is_own_record(file)
+    remember_own_record("a: 1\n")
+    assert "this run is not noted as yours" in caplog.text
 
 
 def test_a_run_is_trained_where_notes_cannot_be_written(

@@ -83,7 +83,7 @@ def test_weights_and_targets_are_0_on_padding(name: str) -> None:
     batch = make_batch(name)
     signal = signal_of(name, batch)
     actual = {"advantages": signal.advantages, **signal.diagnostics}
-    assert (signal.returns is not None) == ("values" in estimator_class(name).reads)
+    assert (signal.returns is not None) == ("values" in build_estimator(name).reads)
     if signal.returns is not None:
         actual["returns"] = signal.returns
     if signal.distillation is not None:

@@ -10,11 +10,14 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions, requires
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from cepo.moved import MOVED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HEADING = re.compile(r"^## .*: `(cepo[\w.]*)`$", re.MULTILINE)
@@ -134,3 +137,17 @@ def test_what_is_left_out_of_the_page_is_seen() -> None:
     ]  # fmt: skip
     assert "cepo.metrics" not in LISTED
     assert "Rollout" in LISTED["cepo.types"]
+
+
+def test_a_module_has_its_old_name_for_one_release() -> None:
+    """The old name is the same module, so that a class under both names is one class."""
+    with pytest.warns(DeprecationWarning, match=r"cepo\.data\.rules is now cepo\.data\.row_settings"):
+        old = importlib.import_module("cepo.data.rules")
+    new = importlib.import_module("cepo.data.row_settings")
+    assert old is new
+    assert new.__spec__.name == "cepo.data.row_settings"
+
+
+@pytest.mark.parametrize("name", MOVED.values())
+def test_a_moved_module_exists_under_its_new_name(name: str) -> None:
+    assert find_spec(f"cepo.{name}") is not None

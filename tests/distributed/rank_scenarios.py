@@ -29,7 +29,7 @@ from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
-from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringRow, token_array
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow, token_array
 from cepo.losses.aggregation import LossDenominators
 from cepo.metrics import Metrics
 from cepo.models.interface import EncodedPrompt
@@ -202,6 +202,7 @@ class Share:
     def batch(self, old_log_probs: Tensor, advantages: Tensor, **others: Any) -> OptimizerBatch:
         return OptimizerBatch(
             rows=self.rows,
+            sampled_log_probs=old_log_probs,
             old_log_probs=old_log_probs,
             advantages=advantages,
             response_mask=self.mask,
@@ -292,12 +293,13 @@ def actor_step(actor: Actor, share: Share, scenario: Scenario, outcome: Outcome,
     outcome.scores[f"masked {step}"] = {
         row.row or 0: values for row, values in zip(unseen, both[len(scores) :], strict=True)
     }
-    teacher = actor.score(hinted(actor._processing, share.rows), as_teacher=True, keep_states=kept)
+    teacher = actor.score_teacher(hinted(actor._processing, share.rows), keep_states=kept)
     outcome.scores |= {f"student {step}": share.by_number(scores), f"teacher {step}": share.by_number(teacher)}
     reference = None
     if scenario.full_reference:
-        reference = actor.score(share.rows, as_reference=True, keep_states=OWN_VIEW)
-        divergence = actor.score(share.rows, result="reference_kl")
+        initial = actor.score_initial(share.rows, with_kl=True)
+        reference = [scores.log_probs for scores in initial]
+        divergence = [scores.kl for scores in initial if scores.kl is not None]
         outcome.scores |= {f"reference {step}": share.by_number(reference)}
         outcome.scores |= {f"divergence {step}": share.by_number(divergence)}
     distillation = None

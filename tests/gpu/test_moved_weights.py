@@ -40,7 +40,7 @@ def test_a_resumed_actor_has_every_bit_of_the_saved_one(place: Place, tmp_path: 
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(torch.equal(*pair) for pair in zip(moments_of(saved), moments_of(resumed), strict=True))
     assert {weight.device.type for weight in resumed.module.parameters()} == {place.device}
-    teachers = [actor.score(rows, as_teacher=True) for actor in (saved, resumed)]
+    teachers = [actor.score_teacher(rows) for actor in (saved, resumed)]
     assert within(gaps(*teachers), LOG_PROB_LIMITS["bf16"])
     apart = distance(*(trained(actor, rows, steps=1, first=2) for actor in (resumed, saved)), before)
     assert figure("distance of the weights after another step", apart) <= SAME_TRAINING[place.device]

@@ -8,12 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from isolation import own_caches
 from rounding import ORDERS, moved_by_one_unit
+from scripted_models import declare_end, say
+from tiny_checkpoints import write_checkpoint
 from torch import Tensor
 from verl_on_cpu.own_rollouts import CASES, GROUP, own_advantages, own_trainer
 
@@ -22,10 +25,11 @@ from cepo.algorithms.visual import Visual
 from cepo.errors import ConfigError, DataError
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.models.patch_mask import PatchMask
+from cepo.models.processing import Processing
 from cepo.rewards.math import compute_score
 from cepo.trainer.loop import Trainer
 from cepo.trainer.rollouts import Rollouts
-from cepo.types import Reference, RolloutGroup
+from cepo.types import ImageReference, Reference, RolloutGroup
 from cepo.workers.worker import Worker
 
 trl = pytest.importorskip("trl", reason="the extra `trl` is not installed")
@@ -89,7 +93,7 @@ def trl_trainer(rows: list[dict[str, Any]], folder: Path, **options: Any) -> Any
         "num_generations": GROUP, "max_completion_length": 64, "shuffle_dataset": False,
     } | options.pop("arguments", {})  # fmt: skip
     return CepoTrainer(
-        model=str(ASSETS),
+        model=str(options.pop("model", ASSETS)),
         reward_funcs=options.pop("reward_funcs", correct),
         args=trl.GRPOConfig(**arguments),
         train_dataset=Dataset.from_list(rows),
@@ -107,6 +111,26 @@ def with_canned(trainer: Any, responses: list[list[int]]) -> Any:
 def advantages_of(trainer: Any, rows: list[dict[str, Any]]) -> Tensor:
     inputs = [row for row in rows for _ in range(GROUP)]
     return trainer._generate_and_score_completions(inputs)["advantages"]
+
+
+def test_responses_end_where_the_template_ends_a_turn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The files of this base model declare another token, and each response would have the full length."""
+    folder = write_checkpoint("qwen2", tmp_path / "model")
+    declare_end(folder, "<|endoftext|>")
+    script: list[int] = Processing(str(folder)).tokenizer("\n2<|im_end|>+", add_special_tokens=False)["input_ids"]
+    say(folder, script)
+    rows = [row_of("1 + 1?", [], "2") for _ in range(2)]
+    trainer = trl_trainer(rows, tmp_path, model=folder, arguments={"max_steps": 1, "max_completion_length": 8})
+    assert "ends an assistant's turn with the token '<|im_end|>'" in caplog.text
+    prompt: list[int] = trainer._tokenizer.apply_chat_template(rows[0]["prompt"], add_generation_prompt=True)[
+        "input_ids"
+    ]
+    completions, _ = trainer._generate_single_turn([prompt, prompt], None, {}, GROUP)
+    assert completions == [script[1:-1]] * 2
+    trainer.use_vllm, trainer.vllm_generation = True, SimpleNamespace(generation_kwargs={"stop_token_ids": [7]})
+    ends = trainer._end_responses_as_the_template().token_ids
+    assert trainer.vllm_generation.generation_kwargs == {"stop_token_ids": sorted([7, *ends])}
+    assert trainer._tokenizer.convert_ids_to_tokens(list(ends)) == ["<|im_end|>", "<|endoftext|>"]
 
 
 @pytest.mark.parametrize(("method", "settings"), CASES)
@@ -131,7 +155,7 @@ class HalfVisual(Visual):
     """Visual evidence from half of each image instead of none."""
 
     def references(self, group: RolloutGroup) -> dict[str, list[Reference | None]]:
-        return {"blind": [Reference(masked=0.5)] * len(group.rollouts)}
+        return {"blind": [ImageReference(masked=0.5)] * len(group.rollouts)}
 
 
 def test_masked_images_give_cepos_own_advantages(
@@ -204,7 +228,7 @@ def test_a_row_without_an_image_has_grpos_advantages_from_visual(tmp_path: Path)
     assert torch.equal(unseen, grpo)
     group = RolloutGroup(prompt_id="0", ground_truth="1", rollouts=[], seed=0, step=0)
     mixed = [Row((), [], "1", None, has_images) for has_images in (True, False)]
-    hints = [seen._credit._placed(Reference(blind=True), row, group) for row in mixed]
+    hints = [seen._credit._placed(ImageReference(), row, group) for row in mixed]
     assert hints == [Hint(), None], "each row of a mixed batch for itself"
 
 

@@ -287,9 +287,12 @@ def test_a_tools_image_trains_without_teachers(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["cepo", "visual", "grpo"])
-def test_a_tools_image_is_refused_where_responses_are_scored(method: str, tmp_path: Any) -> None:
+def test_a_tools_image_is_refused_where_responses_are_scored(
+    method: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer: Any = trainer_with_tools(str(tmp_path), ZOOMS, tools=[zoom], method=method)
     if method == "grpo":
-        trainer.estimator.reads = ("group_ids", "old_log_probs")  # as a method without teachers may
+        # As a method without teachers may.
+        monkeypatch.setattr(type(trainer.estimator), "reads", ("group_ids", "old_log_probs"))
     with pytest.raises(DataError, match=f"a tool returned an image, and method {method} reads log-probs"):
         trainer.train()

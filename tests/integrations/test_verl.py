@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -22,12 +23,14 @@ if find_spec("verl") is None:
     pytest.skip("verl has an environment of its own: make verl", allow_module_level=True)
 
 HERE = Path(__file__).parent / "verl_on_cpu"
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
 
 import transfer_queue as tq  # noqa: E402
 from assembly import ROLLOUTS, configuration, started  # noqa: E402
 from canned import told  # noqa: E402
+from scripted_models import declare_end  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
+from transformers import AutoProcessor  # noqa: E402
 from verl.trainer.ppo.core_algos import FixedKLController  # noqa: E402
 from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 
@@ -35,6 +38,7 @@ from cepo.algorithms import build_estimator  # noqa: E402
 from cepo.errors import ConfigError  # noqa: E402
 from cepo.integrations.adapter import MethodAdapter  # noqa: E402
 from cepo.integrations.verl import _FIELDS, CepoTrainer, _rows_of, _visuals  # noqa: E402
+from cepo.microgeo.world import ASSETS  # noqa: E402
 from cepo.models.patch_mask import PatchMask  # noqa: E402
 from cepo.models.text_codec import TextCodec  # noqa: E402
 
@@ -222,3 +226,15 @@ def test_the_mode_is_all_that_a_user_sets() -> None:
     assert config.algorithm.adv_estimator == "gae", "verl's default"
     trainer = CepoTrainer(copy.deepcopy(config))
     assert (trainer.estimator.name, trainer.use_critic, trainer.trainer_mode) == ("cepo", False, "sync")
+
+
+def test_an_end_that_verl_does_not_stop_at_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The files declare another token, by which alone verl's engines stop; references have neither in them."""
+    folder = shutil.copytree(ASSETS, tmp_path / "model")
+    declare_end(folder, "<|endoftext|>")
+    processor = AutoProcessor.from_pretrained(folder)
+    trainer: Any = SimpleNamespace(processor=processor, tokenizer=processor.tokenizer, _template_settings=dict)
+    end = CepoTrainer._response_end(trainer)
+    assert processor.tokenizer.convert_ids_to_tokens(list(end.token_ids)) == ["<|im_end|>", "<|endoftext|>"]
+    assert "ends an assistant's turn with the token '<|im_end|>'" in caplog.text
+    assert "add the other to eos_token_id in the model's generation_config.json" in caplog.text

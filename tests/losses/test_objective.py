@@ -21,7 +21,7 @@ from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, 
 from cepo.losses.settings import DualClipConfig, GateConfig
 from cepo.metrics import merge_metrics, results
 from cepo.types import DivergenceConfig
-from cepo.workers.worker import objective_settings
+from cepo.workers.worker import KlInLoss, objective_settings
 
 LOG2 = math.log(2)
 MASK = torch.tensor([[True, True, False]])
@@ -108,11 +108,11 @@ def test_the_configured_bounds_reach_the_loss_in_their_places() -> None:
     kl = {"disable_kl": "false", "use_kl_loss": "true", "kl_penalty": "mse", "kl_coef": 0.03}
     overrides = [f"worker.actor.{name}={value}" for name, value in actor.items()]
     config = load_config([BASE, *overrides, *(f"algorithm.{name}={value}" for name, value in kl.items())])
-    settings = objective_settings(config.worker.actor, config.algorithm)
+    settings = objective_settings(config.worker.actor, KlInLoss.of(config.algorithm))
     assert (settings.loss.name, settings.loss.config) == ("sapo", GateConfig(tau_positive=1.2, tau_negative=1.7))
     bounds = DualClipConfig(clip_ratio_low=0.11, clip_ratio_high=0.37, clip_ratio_dual=5.5)
     clipped = dataclasses.replace(config.worker.actor, loss_type="gspo")
-    assert objective_settings(clipped, config.algorithm).loss.config == bounds
+    assert objective_settings(clipped, KlInLoss.of(config.algorithm)).loss.config == bounds
     assert settings == ObjectiveSettings(
         loss=settings.loss,
         rollout_is="mask",
@@ -128,7 +128,7 @@ def test_the_configured_bounds_reach_the_loss_in_their_places() -> None:
 def test_a_kl_that_is_off_or_in_the_reward_adds_no_loss(disabled: str, in_loss: str) -> None:
     kl = [f"algorithm.disable_kl={disabled}", f"algorithm.use_kl_loss={in_loss}", "algorithm.kl_coef=0.5"]
     config = load_config([BASE, *kl])
-    assert objective_settings(config.worker.actor, config.algorithm).kl_coefficient == 0.0
+    assert objective_settings(config.worker.actor, KlInLoss.of(config.algorithm)).kl_coefficient == 0.0
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_tokens_weigh_what_trainer_and_engine_disagree_about(
 
 def test_the_defaults_of_losses_are_those_of_the_configuration() -> None:
     config = load_config(["data.train_files=some", "worker.actor.model.model_path=some"])
-    found = objective_settings(config.worker.actor, config.algorithm)
+    found = objective_settings(config.worker.actor, KlInLoss.of(config.algorithm))
     default = ObjectiveSettings().loss
     assert (found.loss.name, found.loss.config) == (default.name, default.config)
     assert found == ObjectiveSettings(loss=found.loss, kl_penalty=found.kl_penalty, kl_coefficient=found.kl_coefficient)
@@ -177,6 +177,6 @@ def test_a_worker_process_loads_the_plugin_of_its_loss(monkeypatch: pytest.Monke
     monkeypatch.setattr(losses_registry.LOSSES, "classes", without)
     monkeypatch.setattr(methods_registry, "_plugins", {})
     with pytest.raises(ConfigError, match="'my_loss' is unknown"):
-        objective_settings(actor, algorithm)
-    settings = objective_settings(actor, algorithm, plugins=config.trainer.plugins)
+        objective_settings(actor, KlInLoss.of(algorithm))
+    settings = objective_settings(actor, KlInLoss.of(algorithm), plugins=config.trainer.plugins)
     assert (settings.loss.name, settings.loss.config.radius) == ("my_loss", 0.1)

@@ -1,11 +1,9 @@
-"""Any chat template, a stranger's program, gives prompts or an error that names it: no code runs, nothing hangs."""
+"""Any chat template, a stranger's program, gives prompts or an error that names it, and runs no code. It may take long."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepo.errors import ConfigError, DataError
-from cepo.models import limited_process
-from cepo.models import processing as rendering
+from cepo.models.chat_template import ChatTemplate
 from cepo.models.interface import Turn
 from cepo.models.processing import Processing
 from cepo.models.text_codec import IMAGE_MARK
-
-pytestmark = pytest.mark.heavy  # templates are rendered in a process of their own
 
 
 @pytest.mark.parametrize(
@@ -31,10 +26,6 @@ pytestmark = pytest.mark.heavy  # templates are rendered in a process of their o
         ("{{ 1 / 0 }}", "refuses messages of the roles user: ZeroDivisionError: "),
         ("{% for i in range(1000000000000) %}x{% endfor %}", "refuses messages of the roles user: OverflowError: "),
         ("{{ raise_exception('one role alone') }}", "refuses messages of the roles user: TemplateError: "),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "is not done"),
-        ("{{ 10 ** (10 ** 9) }}", "(takes more than 2 GiB|is not done)"),
-        ("{{ 'x' | center(4000000000) }}", "takes more than 2 GiB for messages of the roles user"),
-        ("{% for i in range(99999) %}{{ messages }}{% endfor %}", r"makes \d,\d+,\d+ characters"),
         ("{% if %}", "does not parse"),
         ("{{ messages[0].role }}", "drops or repeats texts"),
         ("{{ messages[0].content[0].text | lower }}", "drops or repeats texts"),
@@ -47,10 +38,7 @@ pytestmark = pytest.mark.heavy  # templates are rendered in a process of their o
         ),
     ],
 )
-def test_an_unusable_or_failing_chat_template_is_named(
-    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, template: str, what: str
-) -> None:
-    monkeypatch.setattr(rendering, "SECONDS", 0.5 if "is not done" in what else 60.0)
+def test_an_unusable_or_failing_chat_template_is_named(tiny_model_folder: Path, template: str, what: str) -> None:
     processing = Processing(str(tiny_model_folder), chat_template=template)
     question = "What is <image>?" if "reverse %}" in template else "What is it? <image>"
     refuses = what.startswith("refuses")
@@ -67,27 +55,6 @@ def test_a_chat_template_of_the_folder_is_named(tiny_model_folder: Path, tmp_pat
     (folder / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
     with pytest.raises(ConfigError, match=f"'{folder}': no model can be read there .*utf-8"):
         Processing(str(folder))
-
-
-def test_a_killed_renderer_is_named_and_replaced(tiny_model_folder: Path) -> None:
-    processing = Processing(str(tiny_model_folder))
-    whole = processing.template_ids("What is x?")
-    process = limited_process._processes[os.getpid()]
-    process.kill()
-    process.wait()
-    with pytest.raises(ConfigError, match="ends its process with code -9"):
-        processing.template_ids("What is x?")
-    assert processing.template_ids("What is x?") == whole
-
-
-def test_a_pause_in_a_rendering_exceeds_no_limit(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "SECONDS", 0.2)
-    processing = Processing(str(tiny_model_folder))
-    whole = processing.template_ids("What is x?")
-    process = limited_process._processes[os.getpid()]
-    process.send_signal(signal.SIGSTOP)
-    threading.Timer(1.0, process.send_signal, [signal.SIGCONT]).start()
-    assert processing.template_ids("What is x?") == whole
 
 
 TURNS = """\
@@ -109,19 +76,44 @@ TEXTS = [
     "{{ part['text'] }} {{ part.text }}", "{{ part.nosuch }}", "{{ part.text + 1 }}", "{{ part.text | tojson }}",
     "{{ part.text | nosuch }}", "{{ part }}", "<|im_end|>{{ part.text }}",
 ]  # fmt: skip
+ESCAPES = [
+    "{{ cycler.__init__.__globals__.os.system('touch MARK') }}",
+    "{{ lipsum.__globals__['os'].popen('touch MARK') }}",
+    "{{ joiner.__init__.__globals__.os.mkdir('MARK') }}",
+    "{{ ''.__class__.__base__.__subclasses__() }}",
+    "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "{{ raise_exception.__globals__['json'] }}",
+    "{{ strftime_now.__globals__['datetime'] }}",
+    "{{ messages.append(1) }}",
+    "{{ messages.clear() }}",
+    "{{ messages[0].update(role='x') }}",
+    "{{ messages[0].pop('role') }}",
+    "{{ (messages | attr('__class__')).mro() }}",
+    "{{ (messages | map(attribute='__class__') | first).mro() }}",
+    "{{ self._TemplateReference__context.eval_ctx }}",
+    "{% include '/etc/passwd' %}",
+    "{% extends '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+    "{% from '/etc/passwd' import x %}",
+]
+"""Templates that call what they may not, change what they get, or read a file."""
+
+
+@pytest.mark.parametrize("template", ESCAPES)
+def test_a_template_leaves_its_sandbox_in_no_way(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    processing = Processing(str(tiny_model_folder), chat_template=template)
+    with pytest.raises(DataError, match=r"refuses messages of the roles user: (Security|Type|Undefined)Error"):
+        processing.template_ids("What is x?")
+    assert not os.listdir(tmp_path)
+
+
 PIECES = [
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for a in range(99999) %}{{ messages }}{{ messages }}{{ messages }}{{ messages }}{{ messages }}{% endfor %}",
+    *ESCAPES,
     "{% macro m(n) %}{{ m(n) }}{% endmacro %}{{ m(1) }}",
-    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
-    "{{ 10 ** (10 ** 9) }}", "{{ 9 | round(10 ** 9, 'floor') }}", "{{ 'x' * 10000000 }}", "{{ range(10 ** 12) }}",
-    "{% set n = namespace(v=9) %}{% for a in range(60) %}{% set n.v = n.v * n.v %}{% endfor %}{{ n.v }}",
-    "{{ cycler.__init__.__globals__.os.system('touch MARK') }}", "{{ lipsum.__globals__['os'].popen('touch MARK') }}",
-    "{{ raise_exception.__globals__ }}", "{{ strftime_now.__globals__ }}", "{{ messages.__class__.__mro__ }}",
-    "{{ ''.__class__.__base__.__subclasses__() }}", "{{ '{0.__class__.__mro__}'.format(messages) }}",
-    "{{ messages | map(attribute='__class__') | list }}", "{{ self._TemplateReference__context }}",
-    "{{ messages.append(1) }}", "{{ messages.clear() }}", "{{ messages[0].update(role='x') }}", "{{ messages[0].pop('role') }}",
-    "{{ messages | attr('__class__') }}", "{% include '/etc/passwd' %}", "{% extends messages %}", "{% import 'os' as os %}",
+    "{{ range(10 ** 12) }}",
     "{{ nosuch }}", "{{ nosuch.x }}", "{{ messages[99].role }}", "{{ messages[0].content[99].text }}", "{{ 1 / 0 }}",
     "{{ raise_exception('roles must alternate') }}", "{{ raise_exception(messages) }}", "{{ strftime_now('%Y') }}",
     "{{ strftime_now(7) }}", "{{ bos_token }}{{ eos_token }}", "{{ tools }}{{ documents }}", "{{ messages | tojson }}",
@@ -130,7 +122,7 @@ PIECES = [
     "{% set messages = messages[1:] %}", "{% set add_generation_prompt = false %}", "{% if %}", "{% endfor %}", "{{", "%}",
     "{% raw %}", "{# ", "\0", "\ud800", "<|im_start|>", "<|image_pad|>", "CEPO-TEXT-SLOT-000", "CEPO-TEXT-SLOT-001", "é\n",
     "{{ messages[0].content[1].text }}", "{{ messages | first }}", "{{ messages | string | urlize }}",
-    "{{ 'x' | center(99999) }}", "{{ 'x' | center(4000000000) }}",
+    "{{ 'x' | center(99999) }}",
 ]  # fmt: skip
 QUESTIONS = ["Find x.", "", "{{ 7 * 7 }}", "CEPO-TEXT-SLOT-000", "<|im_end|>", "\ud800", "{% raw %}", "a\nb", " x "]
 HISTORIES = ["", "", "user assistant", "system", "assistant", "system user assistant user", "tool"]
@@ -152,9 +144,8 @@ def processing(tiny_model_folder: Path) -> Processing:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The working directory, into which hostile templates write their mark; they have half a second."""
+    """The working directory, into which hostile templates write their mark."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendering, "SECONDS", 0.5)
         patch.chdir(tmp_path_factory.mktemp("templates"))
         yield Path.cwd()
 
@@ -167,8 +158,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_any_chat_template_gives_prompts_or_our_error(
     folder: Path, processing: Processing, source: str, question: str, roles: list[str]
 ) -> None:
-    processing._processor.chat_template = source
-    processing._template = "the template mine.jinja"
+    processing.template = ChatTemplate(source, "the template mine.jinja", special_tokens={"eos_token": "<|im_end|>"})
     history = [Turn(role, question) for role in roles]
     with only_our_errors(naming="the template mine.jinja "):
         token_ids = processing.template_ids(question, history=history)

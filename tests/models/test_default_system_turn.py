@@ -15,7 +15,7 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.models.interface import Turn
 from cepo.models.processing import Processing
-from cepo.types import Reference
+from cepo.types import TextReference
 
 QUESTION = "What is 3 + 4?"
 
@@ -43,7 +43,7 @@ def test_student_and_teacher_read_the_default_system_turn(
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=500)
     student = contexts.student(problem(question))
     assert list(student.token_ids) == list(student.engine_ids) == conversation(processing, ("user", question))
-    text = contexts.reference_text(Reference(text=reference))
+    text = contexts.reference_text(TextReference(text=reference))
     teacher = contexts.teacher(problem(question), student, text)
     hinted = f"{question}\nHere is a sample answer: {text}"
     assert list(teacher.token_ids) == conversation(processing, ("user", hinted))

@@ -12,7 +12,7 @@ from cepo.config import load_config
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.microgeo.world import ASSETS
-from cepo.models.generation_prefix import prefilled_text
+from cepo.models.chat_template import prefilled_text
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.runtime.preflight import check_before_loading

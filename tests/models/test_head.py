@@ -176,6 +176,7 @@ INTERPRETED = """
 import torch
 from cepo.models.head import _log_probs_by_torch
 from cepo.models.head_kernel import log_probs_in_place
+torch.manual_seed(0)
 for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2**-8)):
     for rows, vocabulary in ((3, 5000), (2, 4096), (4, 17), (0, 17)):
         for with_direction in (False, True):

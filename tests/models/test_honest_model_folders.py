@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_checkpoints import write_checkpoint
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from cepo.microgeo.world import ASSETS
@@ -457,6 +458,61 @@ def test_files_that_nothing_reads_are_left_alone(tmp_path: Path) -> None:
         (folder / name).write_bytes(b"x")
     (folder / "trainer_state.json").write_text('{"best_model_checkpoint": "/tmp/x"}', encoding="utf-8")
     assert Processing(str(folder)).encode_text("2 + 3")
+
+
+def published_text_model(folder: Path) -> Path:
+    return write_checkpoint("qwen2", folder / "model")
+
+
+def test_a_tokenizer_needs_no_weights(tmp_path: Path) -> None:
+    """A folder of a tokenizer alone, from which the weights were left out, although its index names them."""
+    folder = published_text_model(tmp_path)
+    (folder / "model.safetensors").unlink()
+    names = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(names), encoding="utf-8")
+    assert Processing(str(folder)).encode_text("2 + 3")
+
+
+def test_a_tokenizer_may_have_its_older_form(tmp_path: Path) -> None:
+    """A vocabulary and a list of merges in place of `tokenizer.json`."""
+    folder = published_text_model(tmp_path)
+    expected = Processing(str(folder)).encode_text("2 + 3 = 5")
+    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    merges = ["#version: 0.2", *(" ".join(merge) for merge in model["merges"])]
+    (folder / "merges.txt").write_text("\n".join(merges), encoding="utf-8")
+    (folder / "tokenizer.json").unlink()
+    assert Processing(str(folder)).encode_text("2 + 3 = 5") == expected
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "NFKC"}},
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"Regex": r"(\w+|\s)+?"},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        },
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 40}},
+        {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
+    ],
+)
+def test_a_tokenizer_of_any_parts_needs_no_trust(tmp_path: Path, part: dict[str, Any]) -> None:
+    folder = published_text_model(tmp_path)
+    tree = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer.json").write_text(json.dumps(tree | part), encoding="utf-8")
+    assert Processing(str(folder)).encode_text("2 + 3")
+
+
+def test_mistrals_own_tokenizer_may_lie_beside_the_common_one(tmp_path: Path) -> None:
+    folder = published_text_model(tmp_path)
+    expected = Processing(str(folder)).encode_text("2 + 3")
+    (folder / "tekken.json").write_text("{}", encoding="utf-8")
+    assert Processing(str(folder)).encode_text("2 + 3") == expected
 
 
 def test_an_index_may_name_a_tied_head(tmp_path: Path) -> None:

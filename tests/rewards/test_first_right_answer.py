@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cepo.answers.extraction import extract_answer
+from cepo.answers import marked_answer
 from cepo.config.worker_schema import RewardConfig
 from cepo.rewards.first_right_answer import tokens_past_right_answer
 from cepo.rewards.pool import RewardPool
@@ -41,7 +41,7 @@ def test_tokens_after_the_first_right_place_are_counted(texts: list[str], truth:
 
 def test_an_answer_in_a_box_is_right_where_the_box_closes() -> None:
     texts = ["\\boxed", "{", "0", ".", "5", "}", " is", " it"]
-    assert tokens_past_right_answer(texts, r"\frac{1}{2}", extract_answer) == 2
+    assert tokens_past_right_answer(texts, r"\frac{1}{2}", marked_answer) == 2
 
 
 @pytest.mark.heavy

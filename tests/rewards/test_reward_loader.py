@@ -1,15 +1,23 @@
 """Reward files are found, loaded and checked before a run needs them; several functions with weights are one."""
 
+import datetime
+import decimal
+import fractions
 import os
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
+import sympy
+import torch
+import yaml
 
 from cepo.config import load_config
 from cepo.config.worker_schema import RewardConfig
 from cepo.errors import RewardError
 from cepo.rewards.contract import (
+    ContractError,
     function_names,
     load_reward,
     load_reward_function,
@@ -126,10 +134,47 @@ def test_a_score_outside_the_contract_names_its_sample(score: object, said: str)
     assert said in str(caught.value)
 
 
-def test_whole_numbers_and_booleans_become_floats() -> None:
-    score = validate_score({"overall": 1, "accuracy": True}, sample=0, source="my.py:main")
-    assert score == {"overall": 1.0, "accuracy": 1.0}
-    assert [type(value) for value in score.values()] == [float, float]
+VALUES = yaml.safe_load(Path(__file__).with_name("score_values.yaml").read_text(encoding="utf-8"))
+
+
+class OwnNumber:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __float__(self) -> float:
+        return self.value
+
+
+class OwnInteger(int):
+    """A number of a library's own."""
+
+
+class Raising:
+    def __float__(self) -> float:
+        raise RuntimeError("no")
+
+    __repr__ = __float__  # type: ignore[assignment]
+
+
+NAMES = {
+    "datetime": datetime, "decimal": decimal, "fractions": fractions, "numpy": numpy, "sympy": sympy, "torch": torch,
+    "OwnNumber": OwnNumber, "OwnInteger": OwnInteger, "Raising": Raising,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("expression", "number"), VALUES["accepted"].items())
+def test_a_number_without_axes_is_a_score(expression: str, number: float) -> None:
+    value: object = eval(expression, NAMES)
+    score = validate_score({"overall": value, "accuracy": value}, sample=0, source="my.py:main")
+    assert score == {"overall": number, "accuracy": number}
+    assert {type(each) for each in score.values()} == {float}
+
+
+@pytest.mark.parametrize("expression", VALUES["refused"])
+def test_what_is_no_finite_number_is_no_score(expression: str) -> None:
+    value: object = eval(expression, NAMES)
+    with pytest.raises(ContractError, match=r"sample 3 'overall' = .*Return a number from -1e\+18 to 1e\+18"):
+        validate_score({"overall": value}, sample=3, source="my.py:main")
 
 
 ANSWERS = """

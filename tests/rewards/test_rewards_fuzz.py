@@ -11,16 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shipped_rewards import SHIPPED, needed
 
-from cepo.answers.equality import (
-    answers_equal,
+from cepo.answers import (
+    LETTERS,
+    chosen,
     decimal_value,
-    extract_answer,
+    equal,
+    final_answer,
     is_rounding,
-    normalise_answer,
+    marked_answer,
+    normal_form,
     states_the_same,
     value_key,
 )
-from cepo.rewards.benchmark import KINDS, LETTERS, chosen_letters, kind_of, options_in_text, read_answer
+from cepo.rewards.benchmark import KINDS, kind_of, options_in_text
 from cepo.rewards.contract import LoadedReward, load_reward_function
 from lab.support.hostile import BOMBS, CHARACTERS, GOLDS, LATEX, MARKS
 
@@ -84,27 +87,27 @@ def test_any_samples_get_scores_within_their_scale(reward: LoadedReward, samples
 def test_the_last_whole_box_is_the_answer(before: str, answer: str, after: str) -> None:
     """Text without braces and tags behind it changes nothing; what is found stands in the response."""
     response = rf"{before}\boxed{{{answer}}}{after}"
-    found = extract_answer(response)
+    found = marked_answer(response)
     assert found is None or found.strip() == found != ""
     assert found is None or found in response
-    assert extract_answer(response + after) == found
+    assert marked_answer(response + after) == found
     plain = answer.replace("{", "").replace("}", "").replace("\\", "").strip()
     if before.count("\\") == 0 and before.count("{") == before.count("}") == 0:
-        assert extract_answer(rf"{before}\boxed{{{plain}}}{after}") == (plain or None)
-    for kind in KINDS:
-        assert found is None or read_answer(response, kind) == found
+        assert marked_answer(rf"{before}\boxed{{{plain}}}{after}") == (plain or None)
+    for kind in ("numeric", "text", "yes_no"):
+        assert found is None or "</think>" in response or final_answer(response, kind) == found
 
 
 @given(first=ANSWERS, second=ANSWERS)
 def test_equality_of_any_answers_is_consistent(first: str, second: str) -> None:
     """An answer equals itself and its spelling; equal answers state the same; texts of one value have one key."""
-    spelled = normalise_answer(first)
-    assert len(first) > 512 or answers_equal(first, first) is bool(spelled)
-    assert normalise_answer(spelled) == spelled
+    spelled = normal_form(first)
+    assert len(first) > 512 or equal(first, first) is bool(spelled)
+    assert normal_form(spelled) == spelled
     if len(first) <= 512 and spelled:
-        assert answers_equal(spelled, first)
+        assert equal(spelled, first)
         assert value_key(spelled) == value_key(first)
-    if answers_equal(first, second):
+    if equal(first, second):
         assert states_the_same(first, second)
     if is_rounding(first, second):
         assert is_rounding(second, first)
@@ -118,20 +121,20 @@ def test_numbers_are_right_where_their_values_are_equal(number: str, other: str,
     assert values[0] is not None
     assert values[1] is not None
     dressed = f"${number}{unit}$" if unit not in (".", " cm") else number + unit
-    assert answers_equal(dressed, number)
-    assert answers_equal(f"x = {number}", number)
+    assert equal(dressed, number)
+    assert equal(f"x = {number}", number)
     gap = abs(values[0] - values[1])
     if gap > 1e-3 * max(abs(values[0]), abs(values[1])):
-        assert not answers_equal(number, other)
+        assert not equal(number, other)
     elif gap == 0:
-        assert answers_equal(number, other)
-        assert answers_equal(other, number)
+        assert equal(number, other)
+        assert equal(other, number)
         assert value_key(number) == value_key(other)
 
 
 @given(text=TEXTS, choices=CHOICES)
 def test_letters_are_among_the_options(text: str, choices: list[str]) -> None:
-    found = chosen_letters(text, choices)
+    found = chosen(text, choices)
     assert found <= set(LETTERS[: len(choices)] or LETTERS)
     options = options_in_text(text)
     assert len(options) != 1

@@ -130,6 +130,7 @@ def test_more_bans_than_vllms_gpu_sampler_takes_are_refused(
 ) -> None:
     """Without a GPU, where tokens are drawn by the trainer's own code, their number has no limit."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.version, "cuda", None)
     settings = GeneratorSettings(model_path="org/model", dtype="bf16", max_model_len=8)
     assert choose_generator(settings, FAMILIES[0], "cpu", num_banned=151_449) == "vllm"
     monkeypatch.setattr(torch.version, "cuda", "13.0")

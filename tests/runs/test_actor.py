@@ -84,7 +84,7 @@ def test_log_probs_and_entropies_are_plain_transformers(
     assert float(torch.cat(expected).std()) > 0.5  # no flat distribution would tell apart right from wrong
     whole = [(reference_logits(model, row) / 0.7).log_softmax(dim=1) for row in rows]
     entropies = [-(each.exp() * each).sum(dim=1) for each in whole]
-    assert largest_gap(actor.score(rows, result="entropy"), entropies) < LOG_PROBS
+    assert largest_gap(actor.entropies(rows), entropies) < LOG_PROBS
 
 
 def test_gradients_are_those_of_plain_autograd(
@@ -94,8 +94,8 @@ def test_gradients_are_those_of_plain_autograd(
     mask = mask_of(rows)
     advantages = torch.randn(mask.shape, generator=torch.Generator().manual_seed(0)) * mask
     batch = OptimizerBatch(
-        rows=rows, old_log_probs=torch.zeros(mask.shape), advantages=advantages, response_mask=mask,
-        denominators=denominators_of(mask), on_policy=True,
+        rows=rows, sampled_log_probs=torch.zeros(mask.shape), advantages=advantages, response_mask=mask,
+        denominators=denominators_of(mask),
     )  # fmt: skip
     actor, model = build_actor(), reference_model(tiny_model_folder)
     before = parameters_of(actor)
@@ -113,9 +113,9 @@ def test_gradients_are_those_of_plain_autograd(
 def test_truncated_weights_scale_the_gradient(build_actor: BuildActor, rows: list[ScoringRow], on_policy: bool) -> None:
     """The engine's probabilities are half of the trainer's, so that all weights are 2, or 1.5 where this is the bound."""
     batch = own_batch(build_actor(), rows)
-    half = batch.old_log_probs - math.log(2.0)
-    engine = {"old_log_probs": half} if on_policy else {"sampled_log_probs": half}
-    sampled = dataclasses.replace(batch, on_policy=on_policy, **engine)
+    half = batch.sampled_log_probs - math.log(2.0)
+    old_log_probs = None if on_policy else batch.old_log_probs
+    sampled = dataclasses.replace(batch, sampled_log_probs=half, old_log_probs=old_log_probs)
     lengths = {}
     for threshold in (1.5, 3.0):
         actor = build_actor(rollout_is="truncate", rollout_is_threshold=threshold)
@@ -268,7 +268,7 @@ def test_the_reference_teacher_scores_as_at_step_0(
     for step in range(3):
         one_step(actor, rows, step=step)
         live, student = parameters_of(actor), actor.score(rows)
-        assert equal(actor.score(rows, as_teacher=True), first)
+        assert equal(actor.score_teacher(rows), first)
         assert differing(live, parameters_of(actor)) == []
         assert equal(actor.score(rows), student)
         assert largest_gap(student, first) > 1e-3
@@ -290,7 +290,7 @@ def test_a_snapshot_every_2_steps_is_the_actor_at_2_and_4(build_actor: BuildActo
         student = actor.score(rows)
         if (step + 1) % 2 == 0:
             kept = student
-        assert equal(actor.score(rows, as_teacher=True), kept)
+        assert equal(actor.score_teacher(rows), kept)
         assert equal(student, kept) == (step in (1, 3))
 
 
@@ -318,7 +318,7 @@ def test_a_pass_of_the_average_restores_the_students_bits(build_actor: BuildActo
     actor = build_actor(teacher=TeacherConfig(source="ema", ema_decay=0.5), optim__lr="1e-3")
     one_step(actor, rows, step=0)
     live, student = parameters_of(actor), actor.score(rows)
-    taught = actor.score(rows, as_teacher=True)
+    taught = actor.score_teacher(rows)
     assert differing(live, parameters_of(actor)) == []
     assert equal(actor.score(rows), student)
     twin = build_actor(optim__lr="1e-3")

@@ -40,7 +40,7 @@ from cepo.models.interface import EncodedPrompt, Turn
 from cepo.models.processing import Processing
 from cepo.trainer.batches import ScoredBatch
 from cepo.trainer.validation import leak_metrics
-from cepo.types import Reference, RolloutGroup
+from cepo.types import ImageReference, Reference, RolloutGroup, TokenReference
 
 SAYS_NOTHING = "{{ prompt }}{{ reference[:0] }}"
 
@@ -88,7 +88,7 @@ def test_a_peers_reference_is_whole_if_its_text_encodes_longer(
     """Leading spaces are stripped, and half characters become marks, so that the text has more tokens than were sampled."""
     sampled = tuple(tiny_processing.encode_text(text))[first:]
     assert len(tiny_processing.encode_text(shown)) > len(sampled)
-    assert builder(tiny_processing).reference_text(Reference(token_ids=sampled)) == shown
+    assert builder(tiny_processing).reference_text(TokenReference(token_ids=sampled)) == shown
 
 
 def test_a_reference_is_cut_to_fit_the_context_and_pictures_stay(tiny_processing: Processing) -> None:
@@ -172,7 +172,7 @@ def test_a_blind_teacher_has_no_image_token(
     row = [
         ScoringRow(context=context, response_ids=token_array([65, 66, 67])) for context in (student, teacher, text_only)
     ]
-    assert [len(scores) for scores in build_actor().score(row, as_teacher=True)] == [3, 3, 3]
+    assert [len(scores) for scores in build_actor().score_teacher(row)] == [3, 3, 3]
 
 
 def masked_by_hand(image: Image.Image, seed: str, probability: float, patch_size: int) -> Image.Image:
@@ -243,7 +243,7 @@ class HalfVisual(Visual):
     """Visual evidence from half of each image instead of none."""
 
     def references(self, group: RolloutGroup) -> dict[str, list[Reference | None]]:
-        return {"blind": [Reference(masked=0.5)] * len(group.rollouts)}
+        return {"blind": [ImageReference(masked=0.5)] * len(group.rollouts)}
 
 
 @pytest.mark.heavy

@@ -123,7 +123,7 @@ def test_metrics_are_the_mean_entropy_and_its_share_of_the_loss(
 ) -> None:
     """With a linear change from 0.4 to 0 in four steps: 0.4, 0.3 and, from the fifth step on, no entropy at all."""
     actor = build_actor(entropy_coef="0.4", entropy_coef_final="0", entropy_coef_steps="4", optim__lr="0")
-    entropies = torch.cat(actor.score(rows, result="entropy"))
+    entropies = torch.cat(actor.entropies(rows))
     batch = on_policy_batch(rows)
     for step, coefficient in ((0, 0.4), (1, 0.3)):
         metrics = actor.update([batch, batch], step=step)
@@ -151,9 +151,9 @@ def test_a_bonus_widens_distributions_and_a_penalty_narrows_them(
     changes: dict[float, float] = {}
     for coefficient in (1.0, -1.0):
         actor = build_actor(entropy_coef=coefficient, optim__lr="1e-3")
-        before = float(torch.cat(actor.score(rows, result="entropy")).mean())
+        before = float(torch.cat(actor.entropies(rows)).mean())
         actor.update([on_policy_batch(rows, [0.0] * 6)] * 3, step=0)
-        changes[coefficient] = float(torch.cat(actor.score(rows, result="entropy")).mean()) - before
+        changes[coefficient] = float(torch.cat(actor.entropies(rows)).mean()) - before
     assert changes[1.0] > 0.05
     assert changes[-1.0] < -0.05
 

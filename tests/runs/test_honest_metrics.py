@@ -102,7 +102,7 @@ def emptied(attribute: str) -> Callable[[Trainer], None]:
     """References that have the attribute are empty."""
 
     def change(_: Trainer, text: Any, reference: Any) -> str:
-        return "" if getattr(reference, attribute) is not None else text(reference)
+        return "" if getattr(reference, attribute, None) is not None else text(reference)
 
     return around("contexts.reference_text", change)
 

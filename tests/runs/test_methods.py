@@ -29,7 +29,6 @@ from training_runs import (
 )
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.data.batch import OWN_VIEW
 from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
 from cepo.workers.teacher_weights import TeacherWeights
@@ -72,17 +71,20 @@ def test_the_critic_alone_is_trained_during_its_warm_up(train: Train) -> None:
     assert all("critic/vf_loss" in row for row in finished.steps)
 
 
+def kl_of(actor: Any, rows: Any) -> list[Any]:
+    return [scores.kl for scores in actor.score_initial(rows, with_kl=True) if scores.kl is not None]
+
+
 def test_the_full_kl_is_that_of_plain_transformers(
     build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing
 ) -> None:
     actor, model = build_actor(optim__lr=1e-2), reference_model(tiny_model_folder)
-    actor.reference_weights = TeacherWeights(actor.module, TeacherConfig(source="reference"))
+    actor.initial_weights = TeacherWeights(actor.module, TeacherConfig(source="reference"))
     rows = rows_of([encoded(tiny_processing, "Find x.", picture(1))], [4, 9])
     scores = actor.score(rows)
-    actor.score(rows, as_reference=True, keep_states=OWN_VIEW)
-    assert torch.cat(actor.score(rows, result="reference_kl")).abs().max() < 1e-6
+    assert torch.cat(kl_of(actor, rows)).abs().max() < 1e-6
     actor.update([batch_of(rows, [1.0, 1.0], scores)], step=0)
-    measured = actor.score(rows, result="reference_kl")
+    measured = kl_of(actor, rows)
     initial = [reference_logits(model, row).log_softmax(dim=1) for row in rows]
     weights = {name.removeprefix("model."): value for name, value in parameters_of(actor).items()}
     model.load_state_dict(weights, strict=False)

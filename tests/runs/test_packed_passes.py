@@ -159,10 +159,14 @@ def watched(calls: Calls) -> Callable[[Trainer], None]:
     def noted(trainer: Trainer, score: Any, rows: Sequence[ScoringRow], **options: Any) -> Any:
         hinted = sum(HINT in trainer.processing.decode(row.context.token_ids) for row in rows)
         if "temperature" not in options:  # for which the engine's log-probs are compared
-            calls.append((options.get("as_teacher", False), len(rows) - hinted, hinted))
+            calls.append((score.__name__ == "score_teacher", len(rows) - hinted, hinted))
         return score(rows, **options)
 
-    return around("backend.score", noted)
+    def watch(trainer: Trainer) -> None:
+        around("backend.score", noted)(trainer)
+        around("backend.score_teacher", noted)(trainer)
+
+    return watch
 
 
 @pytest.mark.heavy

@@ -254,13 +254,20 @@ def denominators_of(mask: Tensor) -> LossDenominators:
 
 
 def batch_of(
-    rows: Sequence[ScoringRow], advantages: Sequence[float], old: Sequence[Tensor], **further: Any
+    rows: Sequence[ScoringRow],
+    advantages: Sequence[float],
+    old: Sequence[Tensor],
+    *,
+    on_policy: bool = False,
+    **further: Any,
 ) -> OptimizerBatch:
-    """Rows with one advantage and the old log-probs of each."""
+    """Rows with one advantage and the old log-probs of each, which the engine has too."""
     mask = mask_of(rows)
+    log_probs = padded(old, mask)
     return OptimizerBatch(
         rows=rows,
-        old_log_probs=padded(old, mask),
+        sampled_log_probs=log_probs,
+        old_log_probs=None if on_policy else log_probs,
         advantages=torch.tensor(advantages).unsqueeze(1).expand(mask.shape).where(mask, 0.0),
         response_mask=mask,
         denominators=denominators_of(mask),

@@ -41,6 +41,7 @@ def optimizer_batch(rows: Sequence[ScoringRow]) -> OptimizerBatch:
     values = torch.arange(len(rows), dtype=torch.float32).unsqueeze(1)
     return OptimizerBatch(
         rows=rows,
+        sampled_log_probs=values,
         old_log_probs=values,
         advantages=10 * values,
         response_mask=torch.ones(len(rows), 1, dtype=torch.bool),

@@ -21,7 +21,7 @@ from cepo.data.prompts import ContextBuilder, Problem
 from cepo.metrics import fraction
 from cepo.models.processing import Processing
 from cepo.trainer.planning import plan_views
-from cepo.types import Reference, Rollout, RolloutGroup
+from cepo.types import Reference, Rollout, RolloutGroup, TextReference, TokenReference
 from lab.support.hostile import CHARACTERS, GOLDS, MARKS
 
 PLACEMENTS: tuple[Any, ...] = ("user_suffix", "assistant_prefix")
@@ -74,17 +74,19 @@ NEGATIVE = st.builds(
 
 def check_content(reference: Reference, group: RolloutGroup, source: str, num_tokens: int) -> None:
     """A reference holds what its source says of the rollout that it names."""
+    assert isinstance(reference, TextReference | TokenReference)
     if reference.source_index is None:
         assert source in ("ground_truth", "solution", "solution_or_answer")
+        assert isinstance(reference, TextReference)
         assert reference.text == (group.ground_truth if source == "ground_truth" else group.solution)
         return
     (rollout,) = (each for each in group.rollouts if each.index == reference.source_index)
+    if isinstance(reference, TextReference):
+        assert (source, reference.text) == ("peer_answer", rollout.answer)
+        return
     tokens = tuple(rollout.response_ids.tolist())
     expected = {"peer_full": tokens, "peer_prefix": tokens[:num_tokens], "peer_suffix": tokens[-num_tokens:]}
-    assert (reference.text, reference.token_ids) == (
-        (rollout.answer, None) if source == "peer_answer" else (None, expected[source])
-    )
-    assert reference.token_ids != ()
+    assert reference.token_ids == expected[source] != ()
 
 
 @given(group=groups(), config=POSITIVE)
@@ -200,8 +202,9 @@ def test_shown_references_keep_their_length_and_cuts_are_counted(
             whole, shown = (normalize("NFC", each) for each in (contexts.whole_text(reference), text))
             assert whole.startswith(shown), "a reference is cut at its end"
             assert len(scored.context.token_ids) <= 48
-            limit = cap if reference.max_tokens is None else reference.max_tokens
-            assert reference.token_ids is not None or len(tiny_processing.encode_text(text)) <= limit
+            if isinstance(reference, TextReference):
+                limit = cap if reference.max_tokens is None else reference.max_tokens
+                assert len(tiny_processing.encode_text(text)) <= limit
             is_split = re.search(r"\d[.,]?\Z", shown) and re.match(r"[.,]?\d", whole[len(shown) :])
             assert not is_split, "a number is split"
             cut += shown != whole
@@ -214,5 +217,5 @@ def test_shown_references_keep_their_length_and_cuts_are_counted(
 def test_a_number_behind_composed_letters_is_not_split(tiny_processing: Processing, cap: int) -> None:
     """Tokenizers compose accents, so that a text is longer than what its tokens say."""
     contexts = ContextBuilder(tiny_processing, TeacherConfig(max_reference_tokens=cap), max_context_length=100)
-    shown = contexts.reference_text(Reference(text="a\u0301" * 4 + " 12345"))
+    shown = contexts.reference_text(TextReference(text="a\u0301" * 4 + " 12345"))
     assert re.sub(r"\D", "", shown) in ("", "12345")

@@ -54,7 +54,7 @@ def test_the_peak_begins_when_sampling_ends(monkeypatch: pytest.MonkeyPatch) -> 
             events.append("generate")
             return []
 
-        def score(self, rows: object) -> list[object]:
+        def score(self, rows: object, **_: object) -> list[object]:
             events.append("score")
             return []
 

@@ -1,0 +1,215 @@
+r"""Final answers of responses: a mark (`\boxed{}`, `<answer>`), else a statement (`The answer is 12.`), else a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from cepo.answers.boxes import last_marked_answer
+from cepo.answers.choices import chosen
+from cepo.answers.datetimes import date_of, time_of
+from cepo.answers.literals import range_of
+from cepo.answers.numbers import value_of
+from cepo.answers.statements import LONGEST_ANSWER, read_statement
+
+AnswerKind = Literal["choice", "yes_no", "numeric", "text"]
+
+_END_OF_THINKING = re.compile(r"</(?:think|thinking|thought|reasoning)>|\[/think\]|◁/think▷", re.IGNORECASE)
+_CUE = re.compile(
+    r"(?:\bthe\s+)?(?:\b(?:final|correct|right|best)\s+)?\banswer\b(?:\s+to\s+[^.:\n]{0,60}?)?[\s*_]*"
+    r"(?:\bis\b|\bare\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)[\s*_:]*"
+    r"|\bfinal\s+answer[\s*_#:]*\n[\s*_]*"
+    r"|\b(?:correct|right|best)\s+(?:option|choice)[\s*_]*(?:\bis\b|:)[\s*_:]*"
+    r"|\bi\s+(?:would\s+)?(?:choose|select|pick|go\s+with)\s+(?:option\s+)?(?=[*(]*[A-J]\b)"
+    r"|答案】?(?:应该?)?(?:是|为)?\s*[:：]?\s*"
+    r"|(?<!不)选(?:择|项)?(?:是|为)?\s*[:：]?\s*(?=[(（]?[A-J](?![A-Za-z]))"
+    r"|答\s*[:：]\s*",
+    re.IGNORECASE,
+)
+"""The words before a stated answer."""
+_OPTION_IS_RIGHT = re.compile(
+    r"\b(?:option|choice|answer)\s+[(*]*(?P<letter>[A-J])[)*]*\s+is\s+(?:the\s+)?(?:correct|right)\b"
+)
+_NO_STATEMENT = re.compile(
+    r"\s*(?:(?:definitely|clearly|probably|certainly)\s+)?"
+    r"(?:not\b|n't\b|based\b|in\s+the\s+form\b|one\s+of\b|among\b|不(?:是|对|选)"
+    r"|(?:correct|right|wrong|incorrect|unique|clear)(?=\s*(?:[.,;!]|\Z|(?:because|since|as|and)\b)))"
+    r"|[\s.*_:,]*\Z",
+    re.IGNORECASE,
+)
+"""What follows the words where they state no answer: `I hope the answer is correct`."""
+_END_OF_ANSWER = re.compile(
+    r"[.?](?=\s+[A-Z(*\"“]|\s*\Z)|!(?=\s+[A-Z])|[。！？；，]|;(?=\s+[A-Za-z])"
+    r"|,(?=\s+(?!and\b|or\b|[^\s=]+\s*=)[A-Za-z(])"
+    r"|\s+(?=(?:because|since|which|that|as|when|where|while|due|so)\s)"
+    r"|\s+(?=(?:in|on|at|for)\s+[a-z])|\s+(?=[(（])|\s+[-–—]\s+(?=[A-Za-z])"
+)
+"""Where a stated number or option may end and prose may begin."""
+_END_OF_SENTENCE = re.compile(
+    r"(?<=[A-Za-z]{3})(?<!Mrs)(?<!Inc)(?<!Ltd)[.!?](?=\s+[A-Z])|(?<=[\d)$%\]}])[.!?](?=\s+[A-Z])|。"
+    r"|,?\s+(?:because|since)\s|,\s+(?:which|as)\s"
+)
+_MOST_ENDS = 8
+_EMPHASIS = re.compile(r"\*\*(?![\d(])|(?<![\d)])\*\*|__")
+_LETTERS_ALONE = re.compile(r"[\s*_]*\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*[\s.*_:]*")
+_BEGINS_WITH_BOLD_LETTER = re.compile(r"\s*(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
+_LETTERS_OF_TRUTH = re.compile(r"\s*[A-J](?:\s*,\s*[A-J])*\s*")
+_NUMBERED_LINE = re.compile(r"\s*\d[.)]\s")
+_YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE)
+_YES_OR_NO = re.compile(r"\byes\s*(?:or|/)\s*no\b|\bno\s*(?:or|/)\s*yes\b", re.IGNORECASE)
+_FIRST_WORD = re.compile(r"[\s*_\"“(]*(?:(?:so|thus|therefore|hence)\s*,?\s+)?(?P<word>yes|no)\b", re.IGNORECASE)
+_SENTENCE = re.compile(r"[^.!?\n]+")
+
+
+def final_answer(text: str, kind: AnswerKind | None = None, choices: Sequence[str] = ()) -> str | None:
+    r"""Returns the final answer of a response, or None if there is none. It is never guessed.
+
+    What follows `</think>` counts, and a mark in the thinking only if nothing behind it is an answer. The last `\boxed{}` or
+    `<answer>` counts. Without either, the last statement `answer is ...`, `Answer: ...`, `答案: ...` counts, up to the prose
+    behind it. Otherwise the last line counts if it is only a letter with or without its option, or only a number; then the
+    first line, if it is only that; and of a yes or no question the first sentence that begins with either word, or the
+    last line that has one.
+
+    Args:
+        text: a response.
+        kind: what the answer is: `choice`, `yes_no`, `numeric` or `text`; None if that is not known.
+        choices: the options' texts in the order of their letters.
+    """
+    behind_thinking, *rest = _behind_thinking_first(text)
+    answer = _answer_in(behind_thinking, kind, choices)
+    if answer is not None or not rest:
+        return answer
+    marked = last_marked_answer(text)
+    if marked is not None or behind_thinking.strip():
+        return marked
+    return _stated_answer(text, kind, choices)
+
+
+def _answer_in(text: str, kind: AnswerKind | None, choices: Sequence[str]) -> str | None:
+    """Returns the marked answer of a text, else the stated one, else that in a line; a box without an option is no choice."""
+    marked = last_marked_answer(text)
+    if marked is not None and (kind != "choice" or chosen(marked, choices)):
+        return marked
+    stated = _stated_answer(text, kind, choices)
+    if marked is not None:
+        return stated if stated is not None and chosen(stated, choices) else marked
+    return stated if stated is not None else _answer_in_a_line(text, kind, choices)
+
+
+def marked_answer(text: str) -> str | None:
+    r"""Returns the last `\boxed{}` of a response, else its last `<answer>`; None if it has none, or a blank one.
+
+    A mark within the thinking counts only if no mark and no statement follows the thinking.
+    """
+    behind_thinking, *rest = _behind_thinking_first(text)
+    marked = last_marked_answer(behind_thinking)
+    if marked is not None or not rest or _stated_answer(behind_thinking, None, ()) is not None:
+        return marked
+    return last_marked_answer(text)
+
+
+def _behind_thinking_first(text: str) -> list[str]:
+    """Returns what follows the thinking and then the whole text; or the text alone, if there is no thinking."""
+    ends = [match.end() for match in _END_OF_THINKING.finditer(text)]
+    return [text[ends[-1] :], text] if ends else [text]
+
+
+def _stated_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]) -> str | None:
+    """Returns what the last statement of a text says, or None if there is no statement."""
+    statements = [(match.start(), match.end()) for match in _CUE.finditer(text)]
+    if kind == "choice":
+        statements += [match.span() for match in _OPTION_IS_RIGHT.finditer(text)]
+        statements.sort()
+    following_start = len(text)
+    for start, end in reversed(statements):
+        right_option = _OPTION_IS_RIGHT.match(text, start)
+        if right_option is not None and right_option.end() == end:
+            return right_option["letter"]
+        line, _, _ = text[end:following_start].partition("\n")
+        if not _NO_STATEMENT.match(line):
+            return _without_prose(_EMPHASIS.sub("", line).strip(), kind, choices)
+        following_start = start
+    return None
+
+
+def _without_prose(line: str, kind: AnswerKind | None, choices: Sequence[str]) -> str:
+    """Returns the answer with which a line begins: a number, an option, or a sentence."""
+    if kind in ("numeric", "choice"):
+        ends = [match.start() for match in _END_OF_ANSWER.finditer(line)]
+        beginnings = [line[:end].strip() for end in ends[:_MOST_ENDS]]
+        beginnings = [*beginnings, line] if kind == "numeric" else [line, *beginnings]
+        for beginning in beginnings:
+            if _is_quantity(beginning) if kind == "numeric" else chosen(beginning, choices):
+                return beginning
+        return line
+    if kind == "yes_no":
+        return line
+    sentence, *_ = _END_OF_SENTENCE.split(line, maxsplit=1)
+    return sentence.strip() or line
+
+
+def is_number(text: str) -> bool:
+    r"""Returns whether a text states one number, such as `60^\circ`, `2:3` or `5 \sqrt { 3 }`."""
+    return len(text) <= LONGEST_ANSWER and value_of(read_statement(text).value) is not None
+
+
+def _is_quantity(text: str) -> bool:
+    return is_number(text) or time_of(text) is not None or date_of(text) is not None or range_of(text) is not None
+
+
+def kind_of(truth: str) -> AnswerKind:
+    """Returns `choice` for one or more letters from A to J, `numeric` for one number, else `text`."""
+    if _LETTERS_OF_TRUTH.fullmatch(truth):
+        return "choice"
+    return "numeric" if is_number(truth) else "text"
+
+
+def _answer_in_a_line(text: str, kind: AnswerKind | None, choices: Sequence[str]) -> str | None:
+    """Returns the last or the first line if it is an answer of the kind, or else None."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    if not lines or kind not in ("choice", "yes_no", "numeric"):
+        return None
+    first_line = lines[0]
+    last_line = lines[-1]
+    if kind == "yes_no":
+        return _sentence_with_yes_or_no(text, last_line)
+    if kind == "choice":
+        if chosen(last_line, choices):
+            return last_line
+        return first_line if _is_choice_alone(first_line) else None
+    if is_number(last_line):
+        return last_line
+    if is_number(first_line) and "=" not in first_line:
+        return first_line
+    is_prose_behind_number = len(lines) == 1 and not _NUMBERED_LINE.match(last_line)
+    beginning = _without_prose(last_line, kind, choices)
+    return beginning if is_prose_behind_number and is_number(beginning) else None
+
+
+def _is_choice_alone(line: str) -> bool:
+    """Returns whether a line is nothing but letters, or begins with a bold one."""
+    if _LETTERS_ALONE.fullmatch(line):
+        return True
+    return _BEGINS_WITH_BOLD_LETTER.match(line) is not None and bool(chosen(line))
+
+
+def _sentence_with_yes_or_no(text: str, last_line: str) -> str | None:
+    """Returns the last line if it is the word, else the first sentence that begins with it, else the last line that has it."""
+    if yes_or_no(last_line) is not None and len(_EMPHASIS.sub("", last_line).strip(' .!*_"')) <= len("yes"):
+        return last_line
+    for sentence in _SENTENCE.findall(text):
+        if _FIRST_WORD.match(sentence) and yes_or_no(sentence) is not None:
+            return sentence.strip()
+    return last_line if yes_or_no(last_line) is not None else None
+
+
+def yes_or_no(text: str) -> Literal["yes", "no"] | None:
+    """Returns which of the words yes and no a text begins with, or has; None if it has neither, or both elsewhere."""
+    if _YES_OR_NO.search(text):
+        return None
+    first_word = _FIRST_WORD.match(text)
+    words = {first_word["word"].lower()} if first_word else {word.lower() for word in _YES_NO.findall(text)}
+    if len(words) != 1:
+        return None
+    return "yes" if "yes" in words else "no"

@@ -1,0 +1,45 @@
+"""Callbacks are checked before a run begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from cepo import Callback
+from cepo.errors import ConfigError
+from cepo.trainer.callbacks import CallbackList
+
+
+class Counting(Callback):
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def after_record(self, step: int, metrics: object) -> None:
+        self.steps.append(step)
+
+
+class Misspelt(Callback):
+    def after_recrod(self, step: int, metrics: object) -> None: ...
+
+
+class Earlier(Callback):
+    def after_ask(self, rollouts: object) -> None: ...
+
+
+def test_callbacks_are_called_in_their_order() -> None:
+    first, second = Counting(), Counting()
+    CallbackList([first, second]).after_record(3, {})
+    assert first.steps == second.steps == [3]
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (Counting, r"has the class Counting; give an instance: Counting\(\)"),
+        (print, "has a builtin_function_or_method; derive it from cepo.Callback"),
+        (Misspelt(), "Misspelt.after_recrod is never called. Did you mean 'after_record'?"),
+        (Earlier(), "Earlier.after_ask is never called. Did you mean 'after_sample'?"),
+    ],
+)
+def test_what_would_never_be_called_is_refused(callback: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CallbackList([callback])  # type: ignore[list-item]
