@@ -510,8 +510,8 @@ def test_the_end_of_a_run_ends_all_its_processes(folder: Path, tiny_model_folder
     running = started(folder, tiny_model_folder)
     processes: list[int] = []
     until = time.monotonic() + 120
-    # Two that check, one that collects their results, and the renderers of chat templates.
-    while len(processes) < 5 and running.poll() is None and time.monotonic() < until:
+    # Two that check, and one that collects their results.
+    while len(processes) < 3 and running.poll() is None and time.monotonic() < until:
         time.sleep(0.1)
         processes = descendants(running.pid)
     assert len(processes) >= 3, running.communicate(timeout=60)
