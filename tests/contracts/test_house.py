@@ -173,7 +173,7 @@ def test_a_module_named_in_a_string_lies_in_the_same_room() -> None:
     known = {dotted(file) for file in MODULES}
     files = [file for file in MODULES if file != PACKAGE / "__init__.py"]
     named = [(file, name, line) for file in files for name, line in modules_in_strings(file, known)]
-    assert len(named) >= 3
+    assert len(named) >= 2
     abroad = [f"{place(file, line)} names {name}" for file, name, line in named if name.split(".")[1] != unit_of(file)]
     assert not abroad, "\n".join(abroad)
 
