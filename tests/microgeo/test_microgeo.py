@@ -124,7 +124,7 @@ def test_no_validation_problem_is_a_training_problem() -> None:
 def test_a_world_is_built_once_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     world = build_world(num_train=12, num_validation=4)
-    assert world.folder.parent == tmp_path / "cepo"
+    assert world.folder.parent == tmp_path / "cepo" / "worlds"
     fingerprint = json.loads((world.folder / "world.json").read_text())["fingerprint"]
     assert world.folder.name == f"microgeo-{fingerprint[:12]}"
     assert (world.model_path / "model.safetensors").stat().st_size < 10_000_000
