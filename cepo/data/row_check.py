@@ -44,7 +44,7 @@ WORTHWHILE_SECONDS = 2.0
 """The time that the rows together take from which several processes check them."""
 MOST_PROCESSES = 16
 LONGEST_SILENCE_SECONDS = 60.0
-"""The time without a finished row after which helping processes are ended: one of them may have been stopped."""
+"""The time without a finished row after which helping processes are told to go on, and after twice as long are ended."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _LONGEST_REASON = 1000
 _FILES_TOGETHER = 500
@@ -89,6 +89,8 @@ class RowCheck:
 _active: RowCheck | None = None
 _done: Any = None
 """The number of rows that each process has checked, in memory that processes share."""
+_at_work: Any = None
+"""The id of each process while it checks a row, otherwise 0; in memory that processes share."""
 
 
 def checked_rows(check: RowCheck) -> Generator[list[tuple[Sequence[int], Any]]]:
@@ -235,9 +237,13 @@ def _check_row(number: int, rank: int | None) -> Tree:
     assert check is not None, (
         "rows are checked while a check is active, in this process or in one that was forked from it"
     )
-    checked = check.row(number)
-    _done[(rank or 0) % MOST_PROCESSES] += 1
-    return checked
+    place = (rank or 0) % MOST_PROCESSES
+    _at_work[place] = os.getpid()
+    try:
+        return check.row(number)
+    finally:
+        _at_work[place] = 0
+        _done[place] += 1
 
 
 def _become_helper() -> None:
@@ -264,33 +270,42 @@ os.register_at_fork(after_in_child=_become_helper)
 
 @contextmanager
 def _activated(check: RowCheck) -> Generator[None]:
-    global _active, _done
-    outer = _active, _done
+    global _active, _done, _at_work
+    outer = _active, _done, _at_work
     _active = check
     _done = memoryview(mmap.mmap(-1, 8 * MOST_PROCESSES)).cast("q")
+    _at_work = memoryview(mmap.mmap(-1, 8 * MOST_PROCESSES)).cast("q")
     try:
         yield
     finally:
-        _active, _done = outer
+        _active, _done, _at_work = outer
 
 
 @contextmanager
 def _watched(progress: Progress) -> Generator[None]:
-    """Shows the rows that all processes have checked, and ends those that help if they finish none for too long."""
+    """Shows the rows that all processes have checked, and minds those that help if they finish none for too long."""
     is_over = threading.Event()
     done = _done
 
     def watch() -> None:
         shown = 0
         silence = 0.0
+        is_told = False
         while not is_over.wait(_SECONDS_BETWEEN_LOOKS):  # counted, not timed: all processes may be paused
             total = sum(done)
             progress.update(total - shown)
-            silence = silence + _SECONDS_BETWEEN_LOOKS if total == shown else 0.0
+            silence += _SECONDS_BETWEEN_LOOKS
+            if total != shown:
+                silence = 0.0
+                is_told = False
             shown = total
             if silence > LONGEST_SILENCE_SECONDS:
                 silence = 0.0
-                _end_helpers()
+                if is_told:
+                    _end_helpers()
+                else:
+                    _continue_helpers()
+                is_told = True
 
     thread = threading.Thread(target=watch, name="cepo-checking", daemon=True)
     thread.start()
@@ -301,12 +316,26 @@ def _watched(progress: Progress) -> Generator[None]:
         thread.join()
 
 
+def _continue_helpers() -> None:
+    """Continues processes that were stopped."""
+    helpers = _multiprocess().active_children()
+    if helpers:
+        logger.warning(
+            "no row was checked for %.0f s: the helping processes are told to go on, if they were stopped",
+            LONGEST_SILENCE_SECONDS,
+        )
+    for helper in helpers:
+        with suppress(ProcessLookupError):
+            os.kill(helper.pid, signal.SIGCONT)
+
+
 def _end_helpers() -> None:
-    children = _multiprocess().active_children()
-    if children:
-        logger.warning("no row was checked for %.0f s: the helping processes are ended", LONGEST_SILENCE_SECONDS)
-    for child in children:
-        child.kill()
+    """Ends the processes that are at a row. Another one waits for rows with a lock, and its death would stop the library."""
+    helpers = [helper for helper in _multiprocess().active_children() if helper.pid in list(_at_work)]
+    if helpers:
+        logger.warning("no row was checked for %.0f s more: the helping processes are ended", LONGEST_SILENCE_SECONDS)
+    for helper in helpers:
+        helper.kill()
 
 
 # Files that rows name

@@ -403,37 +403,50 @@ def test_a_setting_at_fault_is_an_error_in_any_process(check: Check, folder: Pat
         check()
 
 
+def wait_for_ever() -> None:
+    time.sleep(3600)
+
+
+def kill_itself() -> None:
+    """As the kernel does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_itself() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 @pytest.mark.heavy
 @pytest.mark.usefixtures("helped")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_rows_of_a_lost_process_are_checked_here(
+@pytest.mark.parametrize("failure", [kill_itself, stop_itself, wait_for_ever])
+def test_the_rows_of_a_lost_process_are_checked(
     check: Check,
     folder: Path,
     measured: list[str],
-    number: signal.Signals,
+    failure: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One is killed, as the kernel does when memory runs out; one is stopped, which costs the limit of two seconds."""
+    """A stopped process costs the limit of two seconds and goes on; one that hangs is ended after twice the limit."""
     many_rows(folder)
-    if number == signal.SIGSTOP:
-        monkeypatch.setattr(row_check, "LONGEST_SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(row_check, "LONGEST_SILENCE_SECONDS", 2.0)
     this_process = os.getpid()
     noting = RowReader.measure
 
     def lost(reader: RowReader, row: Any) -> RowMeasure:
         if row["prompt"] == "<image>row 150" and os.getpid() != this_process:
-            os.kill(os.getpid(), number)
+            failure()
         return noting(reader, row)
 
     monkeypatch.setattr(RowReader, "measure", lost)
     begin = time.monotonic()
     assert len(check()) == 200
-    assert time.monotonic() - begin < 60
-    assert "<image>row 150" in measured
-    assert "This process checks its rows" in caplog.text
-    is_stopped = number == signal.SIGSTOP
-    assert ("the helping processes are ended" in caplog.text) == is_stopped
+    assert time.monotonic() - begin < 30
+    is_checked_here = failure != stop_itself
+    assert ("<image>row 150" in measured) == is_checked_here
+    assert ("This process checks its rows" in caplog.text) == is_checked_here
+    assert ("are told to go on" in caplog.text) == (failure != kill_itself)
+    assert ("the helping processes are ended" in caplog.text) == (failure == wait_for_ever)
 
 
 def test_row_70_000_is_named(tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch) -> None:
