@@ -364,6 +364,12 @@ def plan_lines(config: RunConfig) -> list[str]:
             f"learning rate {critic.optim.lr:g}"
         )
     lines += [f"note: {line}" for line in _settings_not_read(config)]
+    if config.set_with_method:
+        changed = ", ".join(f"{key}={value} (else {other})" for key, (value, other) in config.set_with_method.items())
+        lines.append(
+            f"note: the configuration that chooses {method} also sets {changed}; a fair comparison with another method keeps "
+            "this configuration and overrides algorithm.adv_estimator alone"
+        )
     if rollout.top_p < 1 or rollout.top_k > 0:
         lines.append(
             "note: top_p or top_k truncates the distribution that is sampled; log-probs are those of the whole distribution"

@@ -21,7 +21,7 @@ from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.unknown_keys import UnknownKeysError, require_known_keys, what_to_write
 from cepo.config.worker_schema import WorkerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
-from cepo.files.trees import Fields, Tree, is_dict, is_mapping, texts_of, with_texts
+from cepo.files.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts
 from cepo.losses import available_losses, loss_class
 from cepo.losses.registry import SHARED as SHARED_BY_LOSSES
 from cepo.losses.registry import loss_presets_of, own_loss_fields
@@ -81,7 +81,30 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     tree, without_effect = without_engine_keys(resolved, origins)
     run = _read_run(tree, origins)
     report_engine_keys(without_effect, origins)
-    return dataclasses.replace(run, from_environment=_environment_references(merged))
+    return dataclasses.replace(
+        run,
+        from_environment=_environment_references(merged),
+        set_with_method=_set_with_method(sources, defaults, origins),
+    )
+
+
+def _set_with_method(sources: Sequence[Source], defaults: Tree, origins: Origins) -> dict[str, tuple[object, object]]:
+    """Returns what the file that chose the method changes in `data` and `worker` of its base file.
+
+    A comparison with another method is fair only if that one gets the same values.
+    """
+    choosing = [number for number, source in enumerate(sources) if "algorithm.adv_estimator" in source.origins.places]
+    if not choosing or choosing[-1] == 0:
+        return {}
+    number = choosing[-1]
+    source = sources[number]
+    others = dict(leaves(_merged(sources[:number], defaults)))
+    found: dict[str, tuple[object, object]] = {}
+    for key, value in leaves({name: source.tree[name] for name in ("data", "worker") if name in source.tree}):
+        still_holds = origins.places.get(key) == source.origins.places.get(key)
+        if still_holds and key in others and others[key] != value:
+            found[key] = (value, others[key])
+    return found
 
 
 def _faults_of_values(merged: Tree, origins: Origins) -> list[str]:

@@ -27,6 +27,7 @@ def plain_tree(config: RunConfig) -> Tree:
     """Returns all settings as plain mappings, lists and values, under the keys of configuration files."""
     tree = dataclasses.asdict(config)
     tree.pop("from_environment")
+    tree.pop("set_with_method")
     for name, settings in tree.pop("methods").items():
         section = {field: settings[field] for field in own_fields(name)}
         if section:

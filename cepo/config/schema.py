@@ -298,11 +298,16 @@ class RunConfig(RunSettings):
         methods: by name, all settings that the chosen method reads, and the methods with a section of their own. They are
             plain data, so that a run reaches processes that have not imported the file of a plug-in's method.
         from_environment: path and unresolved text of settings that took text from the environment.
+        set_with_method: settings of training outside `algorithm` that the file which chose the method changes too: key and
+            value, with the value that holds without this file.
     """
 
     methods: Mapping[str, Fields] = dataclasses.field(default_factory=dict[str, Fields])
     from_environment: Mapping[tuple[str, ...], object] = dataclasses.field(
         default_factory=dict[tuple[str, ...], object], compare=False, repr=False
+    )
+    set_with_method: Mapping[str, tuple[object, object]] = dataclasses.field(
+        default_factory=dict[str, tuple[object, object]], compare=False, repr=False
     )
 
     @property
