@@ -108,9 +108,9 @@ def _photograph(seed: int, path: Path) -> None:
 def start(data: Path, *, alone: bool) -> None:
     """Reads and checks a set as training does; the parent process takes the time between the two lines."""
     if alone:
-        from cepo.data import checking
+        from cepo.data import row_check
 
-        checking.MOST_PROCESSES = 1
+        row_check.MOST_PROCESSES = 1
     from cepo.config.schema import DataConfig
     from cepo.data.training_set import read_training_sets
     from cepo.models.processing import Processing

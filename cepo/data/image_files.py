@@ -6,13 +6,13 @@ import base64
 import hashlib
 import os
 import re
-import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote_to_bytes
 
 from cepo.errors import DataError, ForeignFileError
+from cepo.files.own_cache import keep, read_kept
 from cepo.files.safe_files import LARGEST_DOWNLOAD, LARGEST_IMAGE, download, read_bytes, require_host
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 90
 """The number of characters of a value that messages repeat."""
 _LONGEST_PATH = 4096
+_MOST_FOLDERS = 100
 _SHORTEST_BASE64 = 16
 """The shortest image, a PPM file of one pixel, has 14 bytes."""
 _DATA_URL = re.compile(r"\s*data:[^,]{0,200},", re.IGNORECASE)
@@ -90,6 +91,30 @@ def file_content(value: object, image_dir: str | None, *, hosts: Collection[str]
     return value
 
 
+def folders_beside(data: Path) -> list[Path]:
+    """Returns the folders in which the images of a data file or folder often lie: around it, beside it and above it."""
+    place = (data if data.is_dir() else data.parent).absolute()
+    try:
+        inner = sorted(entry for entry in place.iterdir() if entry.is_dir())
+    except OSError:
+        inner = []
+    return [place, place.parent, place.parent.parent, *inner[:_MOST_FOLDERS]]
+
+
+def folder_with(values: Iterable[object], image_dir: str | None, folders: Sequence[Path]) -> Path | None:
+    """Returns which of the folders has the first of a row's files that `image_dir` does not have; None if none has."""
+    for value in values:
+        path = value
+        if isinstance(value, dict):
+            entries = cast("Tree", value)
+            path = None if entries.get("bytes") else entries.get("path")
+        if not isinstance(path, str) or len(path) > _LONGEST_PATH or "\0" in path or _holds_file(path):
+            continue
+        if not os.path.isfile(Path(image_dir or "") / path):
+            return next((folder for folder in folders if os.path.isfile(folder / path)), None)
+    return None
+
+
 def _holds_file(text: str) -> bool:
     """Whether a text is a data URL, or base64 whose first bytes are those of an accepted format."""
     if _DATA_URL.match(text):
@@ -130,13 +155,10 @@ def _from_base64(text: str) -> bytes:
 
 def _downloaded(address: str, hosts: Collection[str]) -> bytes:
     """Returns the content of an address, which is downloaded once into the user's cache, for all processes and runs."""
-    name = hashlib.sha256(address.encode()).hexdigest()
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cepo" / "images"
     require_host(address, hosts)
-    if not (folder / name).exists():
+    key = hashlib.sha256(address.encode()).hexdigest()
+    content = read_kept("downloads", key, largest=2 * LARGEST_DOWNLOAD)
+    if content is None:
         content = download(address, hosts, largest=LARGEST_DOWNLOAD)
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, folder / name)
-    return read_bytes(folder / name, within=folder, largest=LARGEST_DOWNLOAD)
+        keep("downloads", key, content)
+    return content

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cepo.data.images import decoded_images, located
-from cepo.data.reading import read_source
 from cepo.data.row_parser import read_cells
-from cepo.data.table import Rows
+from cepo.data.tables import Rows, read_source
 from cepo.models.interface import ImageInputs, ImageSource
 
 if TYPE_CHECKING:

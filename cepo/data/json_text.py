@@ -1,7 +1,8 @@
-"""Reads and writes rows as JSON: numbers keep the spelling of the file, and hostile texts are refused."""
+"""JSON and Python's literals as rows have them: numbers keep the spelling of the file."""
 
 from __future__ import annotations
 
+import ast
 import datetime
 import decimal
 import json
@@ -13,12 +14,6 @@ from typing import Any, cast
 from cepo.errors import DataError
 from cepo.files.trees import Tree, is_dict, is_mapping
 
-DEEPEST = 100
-"""The deepest accepted nesting of lists and objects in a row. Python's own reader ends at about 1,000."""
-MOST_DIGITS = 1_000
-"""The largest accepted number of digits of an integer."""
-_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
-"""A whole string, so that the brackets in it are passed over, or a bracket."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -42,7 +37,6 @@ def read_object(line: bytes) -> Tree:
     Raises `DataError`, whose message continues "the row ...": it is no object, not in UTF-8, nested too deeply, has a key
     twice, or a character that does not exist.
     """
-    _require_depth(line)
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -60,27 +54,25 @@ _KINDS = {"list": "list", "str": "text", "bool": "truth value"}
 
 
 def read_value(text: str) -> Any:
-    """Returns the value of a JSON text that is not nested too deeply; raises `DataError` as `read_object`."""
+    """Returns the value of a JSON text; raises `DataError` as `read_object`."""
     try:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise DataError(f"is not valid JSON ({error.msg}, at character {error.pos})") from error
     except RecursionError as error:
-        raise DataError(f"is nested too deeply; accepted: at most {DEEPEST} lists and objects in each other") from error
+        raise DataError("is nested too deeply") from error
 
 
-def _require_depth(line: bytes) -> None:
-    if line.count(b"[") + line.count(b"{") <= DEEPEST:
-        return
-    depth = 0
-    for match in _BRACKETS.finditer(line):
-        first = line[match.start()]
-        if first in b"[{":
-            depth += 1
-        elif first in b"]}":
-            depth -= 1
-        if depth > DEEPEST:
-            raise DataError(f"is nested too deeply; accepted: at most {DEEPEST} lists and objects in each other")
+def read_literal(text: str) -> Any:
+    """Returns the value of a JSON text, or of Python's `repr` of one; raises `DataError` for any other text."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise DataError("is neither JSON nor a Python literal") from error
 
 
 def _require_characters(row: Tree) -> None:
@@ -89,7 +81,9 @@ def _require_characters(row: Tree) -> None:
         json.dumps(row, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         code = ord(error.object[error.start])
-        raise DataError(f"has the text \\u{code:x}, half of a pair that stands for one character") from error
+        raise DataError(
+            f"has the character \\u{code:x}, half of a pair that stands for one, or a byte that is not UTF-8"
+        ) from error
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> Tree:
@@ -102,9 +96,12 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> Tree:
 
 
 def _integer(text: str) -> int | WrittenFloat:
-    if len(text) > MOST_DIGITS:
-        raise DataError(f"has an integer of {len(text):,} digits; accepted: at most {MOST_DIGITS:,}, or a text")
-    return WrittenFloat(text) if text == "-0" else int(text)  # an integer has no negative zero
+    if text == "-0":  # an integer has no negative zero
+        return WrittenFloat(text)
+    try:
+        return int(text)
+    except ValueError as error:  # Python's limit
+        raise DataError(f"has an integer of {len(text):,} digits; write it as a text") from error
 
 
 def _constant(name: str) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import unquote
 
+from cepo.data.written_cells import written_parts
 from cepo.errors import DataError
 from cepo.files.trees import Fields, is_list, is_mapping
 from cepo.models.interface import Turn
@@ -117,6 +118,8 @@ def _role_and_parts(message: object, number: int) -> tuple[str, Sequence[object]
         role = fields["from"]
         content = fields.get("value")
         known = _LLAVA_ROLES
+    if isinstance(content, str):
+        content = written_parts(content)
     if role is None or not isinstance(content, str | list | tuple):
         raise DataError(f"message {number} has no role or no content of text or parts: {message!r:.200}; {_ACCEPTED}")
     if not isinstance(role, str) or role not in known:

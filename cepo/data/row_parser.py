@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from cepo.data.images import listed
+from cepo.data.images import listed, located
 from cepo.data.json_text import json_text, number_text
 from cepo.data.messages import Conversation, media_value, read_conversation, split_answer
+from cepo.data.written_cells import written_messages, written_values
 from cepo.errors import DataError
 from cepo.files.trees import Fields, is_list, is_mapping
 from cepo.models.interface import Turn
@@ -52,6 +53,9 @@ class Cells:
 def read_cells(row: Fields, rules: CellRules) -> Cells:
     """Returns a row's cells; raises `DataError` if one has a shape that is not accepted. Empty ones are returned as such."""
     prompt = cell(row, rules.prompt_key)
+    if isinstance(prompt, str):
+        with located(f"column '{rules.prompt_key}'"):
+            prompt = written_messages(prompt)
     if rules.answer_key == rules.prompt_key:
         messages, answer = split_answer(prompt, rules.prompt_key)
         conversation = read_conversation(messages)
@@ -218,7 +222,9 @@ def _conversation(prompt: object, key: str) -> Conversation:
 
 
 def _media(row: Fields, key: str, kind: str) -> list[Any]:
-    return [media_value(value, kind) for value in listed({key: _cell_or_none(row, key)}, key)]
+    with located(f"column '{key}'"):
+        values = written_values(listed({key: _cell_or_none(row, key)}, key))
+        return [media_value(value, kind) for value in values]
 
 
 def _with_own(held: list[object], of_row: list[Any]) -> list[Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
-from cepo.data.images import PixelBudget, checked_sizes, decoded_images, located
+from cepo.config.paths import find_path, split_source
+from cepo.data.image_files import folder_with, folders_beside
+from cepo.data.images import checked_sizes, decoded_images, located
 from cepo.data.json_text import without_spelling
 from cepo.data.prompts import Problem, UserTemplate
 from cepo.data.row_parser import Cells, has_column, read_cells
@@ -62,13 +65,10 @@ class RowReader:
         keys = self._rules.cells
         cells = read_cells(row, keys)
         *history, last = self._turns(cells)
-        budget = PixelBudget()
-        videos = self._videos(cells, budget)
-        images = decoded_images({keys.image_key: cells.images}, keys.image_key, self._rules.images, budget)
+        videos = self._videos(cells)
+        images = decoded_images({keys.image_key: cells.images}, keys.image_key, self._rules.images)
         teacher_key = keys.teacher_image_key
-        teacher_images = decoded_images(
-            {str(teacher_key): cells.teacher_images}, teacher_key, self._rules.images, budget
-        )
+        teacher_images = decoded_images({str(teacher_key): cells.teacher_images}, teacher_key, self._rules.images)
         if videos:  # which are sent by value, and the images with them
             source = None
         keys_read = (keys.answer_key, keys.image_key, keys.video_key, teacher_key)
@@ -94,7 +94,7 @@ class RowReader:
             last = Turn(last.role, self._template.render(content=last.text))
         return [*history, last]
 
-    def _videos(self, cells: Cells, budget: PixelBudget) -> tuple[Video, ...]:
+    def _videos(self, cells: Cells) -> tuple[Video, ...]:
         videos: list[Video] = []
         for value in cells.videos:
             with located(f"column '{self._rules.cells.video_key}'"):
@@ -103,7 +103,6 @@ class RowReader:
                     self._rules.images,
                     fps=self._rules.video_fps,
                     factor=self._processing.reader.video_factor,
-                    budget=budget,
                 )
             videos.append(video)
         return tuple(videos)
@@ -118,13 +117,27 @@ class RowReader:
         turns = self._turns(cells)
         self._require_marks(cells, "".join(turn.text for turn in turns), row)
         self._require_lengths(cells)
-        visual = self._visual_tokens(cells)
+        try:
+            visual = self._visual_tokens(cells)
+        except DataError as error:
+            raise DataError(f"{error}{self._place_of_images(cells)}") from error
         # The text has one placeholder token per image and video, which their own tokens replace.
         template = self._template_ids(turns, with_videos=bool(cells.videos))
         length = visual + len(template) - len(cells.images) - len(cells.videos)
         return RowMeasure(
             length=length, num_images=len(cells.images), num_videos=len(cells.videos), visual_tokens=visual
         )
+
+    def _place_of_images(self, cells: Cells) -> str:
+        """Returns a hint if a file that the row names lies beside the data; empty if none does."""
+        values = [*cells.images, *cells.teacher_images, *cells.videos]
+        folder = folder_with(values, self._rules.images.image_dir, self._folders_beside)
+        return "" if folder is None else f". It lies in {folder}: set data.image_dir={folder}"
+
+    @cached_property
+    def _folders_beside(self) -> list[Path]:
+        data = find_path(self._source) or find_path(split_source(self._source)[0])
+        return [] if data is None else folders_beside(data)
 
     def _require_texts(self, cells: Cells) -> None:
         """Raises `DataError` if the question or the answer is empty."""
@@ -166,14 +179,13 @@ class RowReader:
         """Returns the number of tokens of the images and videos, all of which are checked."""
         key = self._rules.cells.image_key
         teacher_key = self._rules.cells.teacher_image_key
-        budget = PixelBudget()
-        sizes = checked_sizes({key: cells.images}, key, self._rules.images, budget)
-        teacher_sizes = checked_sizes({str(teacher_key): cells.teacher_images}, teacher_key, self._rules.images, budget)
+        sizes = checked_sizes({key: cells.images}, key, self._rules.images)
+        teacher_sizes = checked_sizes({str(teacher_key): cells.teacher_images}, teacher_key, self._rules.images)
         if not sizes and not cells.videos:
             return 0
         reader = self._processing.reader
         tokens = sum(reader.num_tokens(size) for size in sizes)
-        tokens += sum(reader.num_video_tokens(video) for video in self._videos(cells, budget))
+        tokens += sum(reader.num_video_tokens(video) for video in self._videos(cells))
         for size in teacher_sizes:  # which are not in the prompt, but must be readable
             reader.num_tokens(size)
         return tokens

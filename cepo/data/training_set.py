@@ -124,7 +124,29 @@ def read_training_sets(config: DataConfig, processing: Processing, *, with_solut
         for source, size, weight in zip(config.train_sources, sizes, weights, strict=True):
             percentage = 100 * weight / sum(weights)
             logger.info("plan: %.1f %% of the prompts from %s (%d problems)", percentage, source, size)
-    return TrainingProblems(parts, weights=config.train_weights, shuffle=config.shuffle, seed=config.seed)
+    problems = TrainingProblems(parts, weights=config.train_weights, shuffle=config.shuffle, seed=config.seed)
+    if config.train_weights is None or len(parts) == 1:
+        _log_left_out(len(problems) % config.rollout_batch_size, len(problems), shuffle=config.shuffle)
+    return problems
+
+
+def _log_left_out(num_left_out: int, size: int, *, shuffle: bool) -> None:
+    """Says how many problems the incomplete last batch of a pass has, which is dropped."""
+    if num_left_out and shuffle:
+        logger.info(
+            "%d of the %d problems are left out of each pass over the data, others in each: the incomplete last batch is dropped",
+            num_left_out,
+            size,
+        )
+    elif num_left_out:
+        logger.warning(
+            "the last %d of the %d problems are never trained: data.shuffle=false has the same order in each pass, and the "
+            "incomplete last batch is dropped, as in EasyR1. Set data.shuffle=true, or a data.rollout_batch_size that "
+            "divides %d",
+            num_left_out,
+            size,
+            size,
+        )
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""Reads videos: chooses frames evenly, decodes and resizes them one by one by Qwen's rules, within bounds."""
+"""Reads videos: chooses frames evenly, decodes and resizes them one by one by Qwen's rules."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy
 from PIL import Image
 
-from cepo.data.colours import to_srgb_on_white
 from cepo.data.image_files import content_or_path, name_of
-from cepo.data.images import MOST_FRAMES, ImageRules, PixelBudget, load_rgb, located
+from cepo.data.images import LARGEST_PIXELS, ImageRules, load_rgb, located, require_room, upright_rgb
 from cepo.errors import ConfigError, DataError, ForeignFileError
 from cepo.files.safe_files import size_of
 
 if TYPE_CHECKING:
     from cepo.models.interface import Video
 
+MOST_FRAMES = 36_000
+"""The largest number of frames of a video: 20 minutes at 30 per second. All are decoded, because few files can be entered
+anywhere."""
 _VIDEO_LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif,asf"
 """FFmpeg's names of the accepted containers. Others name further files or addresses, which it would open: playlists."""
@@ -33,26 +35,23 @@ _QUARTER_TURNS = {
 """Maps the rotation that a video states, in degrees against the clock, to the one that shows its frames upright."""
 
 
-def load_video(
-    value: object, rules: ImageRules, *, fps: float, factor: int, budget: PixelBudget | None = None
-) -> Video:
+def load_video(value: object, rules: ImageRules, *, fps: float, factor: int) -> Video:
     """Returns `fps` frames per second of a video: a path in `rules.image_dir`, bytes, a mapping with either, or a list of
     images, which are all shown.
 
     The sides of frames are multiples of `factor`, the patch size times the merge size. Each frame is upright, in RGB, and
     resized as soon as it is decoded. Raises `ConfigError` without the libraries of the extra `video`, and `DataError` if
-    the video is not readable, is too short or too long, or has more pixels than are left of the row's `budget`.
+    the video is not readable, or is too short, too long or too large.
     """
     missing = [library for library in _VIDEO_LIBRARIES if importlib.util.find_spec(library) is None]
     if missing:
         raise ConfigError(f"videos need {', '.join(missing)}, not installed here: pip install 'cepo[video]'")
-    budget = budget or PixelBudget()
     if isinstance(value, list | tuple):
-        return _of_images(cast("Sequence[object]", value), rules, fps, factor, budget)
+        return _of_images(cast("Sequence[object]", value), rules, fps, factor)
     name = name_of(value, "video")
     source = _playable(value, rules.image_dir, name)
     with located(name):
-        return _of_file(source, rules, fps, factor, budget)
+        return _of_file(source, rules, fps, factor)
 
 
 def _playable(value: object, image_dir: str | None, name: str) -> str | io.BytesIO:
@@ -75,19 +74,17 @@ def _playable(value: object, image_dir: str | None, name: str) -> str | io.Bytes
 class _Frames:
     """Collects the frames of a video, each resized to the size of the first within the limits."""
 
-    def __init__(self, count: int, rules: ImageRules, factor: int, budget: PixelBudget) -> None:
+    def __init__(self, count: int, rules: ImageRules, factor: int) -> None:
         self._count = count
         self._rules = rules
         self._factor = factor
-        self._budget = budget
         self.pixels: numpy.ndarray = numpy.empty((0, 0, 0, 3), numpy.uint8)
         self._filled = 0
 
     def add(self, frame: Image.Image) -> None:
         if self._filled == 0:
-            shown_size = _frame_size(frame.size, self._count, self._rules, self._factor)
-            self._budget.hold(shown_size, self._count)
-            width, height = shown_size
+            width, height = _frame_size(frame.size, self._count, self._rules, self._factor)
+            require_room(self._count * width * height, "the video's frames")
             self.pixels = numpy.empty((self._count, height, width, 3), numpy.uint8)
         _, height, width, _ = self.pixels.shape
         size = (width, height)
@@ -97,33 +94,31 @@ class _Frames:
         self._filled += 1
 
 
-def _of_images(values: Sequence[object], rules: ImageRules, fps: float, factor: int, budget: PixelBudget) -> Video:
+def _of_images(values: Sequence[object], rules: ImageRules, fps: float, factor: int) -> Video:
     """Returns a video of images, with the last one twice if their number is odd."""
     from cepo.models.interface import Video  # loads torch, which the images of a report do not need
 
     if not values:
         raise DataError("the video has no frame")
-    if len(values) > MOST_FRAMES:
-        raise DataError(f"the video has {len(values):,} frames; accepted: at most {MOST_FRAMES:,}")
     count = len(values) + len(values) % 2
-    frames = _Frames(count, rules, factor, budget)
+    frames = _Frames(count, rules, factor)
     for value in values:
-        image = load_rgb(value, rules.image_dir, hosts=rules.image_hosts, budget=budget)
+        image = load_rgb(value, rules.image_dir, hosts=rules.image_hosts)
         frames.add(image)
     if count > len(values):
         frames.pixels[-1] = frames.pixels[-2]
     return Video(frames=frames.pixels, frame_numbers=tuple(range(count)), source_fps=fps, num_source_frames=count)
 
 
-def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, factor: int, budget: PixelBudget) -> Video:
+def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, factor: int) -> Video:
     from cepo.models.interface import Video  # loads torch, which the images of a report do not need
 
     total, fps = _length(source)
     numbers = _frame_numbers(total, fps, wanted_fps)
-    frames = _Frames(len(numbers), rules, factor, budget)
+    frames = _Frames(len(numbers), rules, factor)
     missing = list(numbers)
     with _opened(source) as (container, stream):
-        for number, frame in enumerate(_decoded(container, stream, budget)):
+        for number, frame in enumerate(container.decode(stream)):
             if number == missing[0]:
                 frames.add(_upright(frame))
                 missing.pop(0)
@@ -137,31 +132,28 @@ def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, fac
 def _length(source: str | io.BytesIO) -> tuple[int, float]:
     """Returns the number of frames of a video, and how many are shown per second."""
     with _opened(source) as (container, stream):
-        total = stream.frames
+        total: int = stream.frames
         fps = stream.average_rate or stream.guessed_rate
-        size = (stream.width, stream.height)
+        if stream.width * stream.height > LARGEST_PIXELS:
+            raise DataError(
+                f"its frames are {stream.width} x {stream.height}; accepted: at most {LARGEST_PIXELS:,} pixels"
+            )
         # A file may state another number than it has, or none. A packet holds a frame, and is found without decoding it.
         num_packets = total or sum(1 for _ in container.demux(stream))
-        PixelBudget().play(size, num_packets)
+        if num_packets > MOST_FRAMES:
+            raise DataError(f"it has {num_packets:,} frames; accepted: at most {MOST_FRAMES:,}. Cut the video")
     if not total:
         with _opened(source) as (container, stream):
-            total = sum(1 for _ in _decoded(container, stream, PixelBudget()))
+            total = sum(1 for _ in container.decode(stream))
     if not total or not fps:
         raise DataError("it has no frame, or does not state its frame rate")
     return total, float(fps)
 
 
-def _decoded(container: Any, stream: Any, budget: PixelBudget) -> Generator[Any]:
-    """Yields the frames of a video; raises `DataError` if there are more frames or pixels than the budget allows."""
-    for frame in container.decode(stream):
-        budget.play((frame.width, frame.height))
-        yield frame
-
-
 def _upright(frame: Any) -> Image.Image:
     """Returns a frame in RGB, turned as the video states; transparent parts are white."""
     if any(component.is_alpha for component in frame.format.components):
-        image = to_srgb_on_white(Image.fromarray(frame.to_ndarray(format="rgba")))
+        image = upright_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
     else:
         image = frame.to_image()
     turn = _QUARTER_TURNS.get(round(frame.rotation))

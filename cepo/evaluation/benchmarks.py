@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cepo.data.reading import read_source
 from cepo.data.row_settings import CellRules
-from cepo.data.table import Rows
+from cepo.data.tables import Rows, read_source
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation import formats
 from cepo.evaluation.benchmark_names import TITLES, NamedSource

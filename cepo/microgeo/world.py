@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from cepo.errors import DataError
+from cepo.files.own_cache import cached
 from cepo.files.trees import Tree
 from cepo.microgeo.figures import draw_figure
 from cepo.microgeo.problems import Problem, generate_problem
@@ -72,9 +73,9 @@ def build_world(
 ) -> World:
     """Builds the world in `folder`, or reuses one that was built there with the same arguments and code.
 
-    The folder is by default `microgeo-<fingerprint>` in `$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`. An interrupted build
-    leaves no partial world. Each held-out split has `num_validation` problems too. Raises `DataError` if the folder
-    holds something else, or a count is not positive.
+    The folder is by default `microgeo-<fingerprint>` in `$XDG_CACHE_HOME/cepo/worlds` or `~/.cache/cepo/worlds`. An
+    interrupted build leaves no partial world. Each held-out split has `num_validation` problems too. Raises `DataError`
+    if the folder holds something else, or a count is not positive.
     """
     if num_train < 1 or num_validation < 1:
         raise DataError(
@@ -82,7 +83,10 @@ def build_world(
         )
     fingerprint = _fingerprint(kind, seed, num_train, num_validation)
     if folder is None:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "cepo" / f"microgeo-{fingerprint[:12]}"
+        with cached("worlds", f"microgeo-{fingerprint[:12]}") as entry:
+            if _built_fingerprint(entry) != fingerprint:
+                _write(World(entry), entry, kind, fingerprint, (seed, num_train, num_validation))
+        return World(entry)
     folder = folder.expanduser().absolute()
     world = World(folder)
     if _built_fingerprint(folder) == fingerprint:
@@ -92,13 +96,7 @@ def build_world(
     shutil.rmtree(building.folder, ignore_errors=True)
     building.folder.mkdir(parents=True)
     try:
-        with phase(f"building the built-in toy task in {folder}"):
-            problems_of_splits = split_problems(seed, num_train, num_validation, kind)
-            for split, problems in zip(kind.splits, problems_of_splits, strict=True):
-                write_problems(building.split_file(split), problems, kind)
-            shutil.copytree(kind.assets, building.model_path)
-            manifest = json.dumps({"fingerprint": fingerprint, "seed": seed}, indent=2)
-            (building.folder / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
+        _write(building, folder, kind, fingerprint, (seed, num_train, num_validation))
         if _built_fingerprint(folder) != fingerprint:  # another process may have built it meanwhile
             if folder.exists():
                 folder.rename(old)
@@ -107,6 +105,18 @@ def build_world(
         for leftover in (building.folder, old):
             shutil.rmtree(leftover, ignore_errors=True)
     return world
+
+
+def _write(world: World, place: Path, kind: WorldKind, fingerprint: str, arguments: tuple[int, int, int]) -> None:
+    """Writes the files of a world, which messages place in `place`; `arguments`: seed, numbers of problems."""
+    seed, num_train, num_validation = arguments
+    with phase(f"building the built-in toy task in {place}"):
+        problems_of_splits = split_problems(seed, num_train, num_validation, kind)
+        for split, problems in zip(kind.splits, problems_of_splits, strict=True):
+            write_problems(world.split_file(split), problems, kind)
+        shutil.copytree(kind.assets, world.model_path)
+        manifest = json.dumps({"fingerprint": fingerprint, "seed": seed}, indent=2)
+        (world.folder / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
 
 
 def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKind = SHAPES) -> list[list[Problem]]:

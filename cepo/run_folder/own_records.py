@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import stat
 from pathlib import Path
 
 from cepo.errors import ForeignFileError
@@ -32,7 +33,8 @@ def remember_own_record(text: str) -> None:
     """Notes the text of a `config.yaml` as that of a run of this user's; warns if his folder cannot be written."""
     try:
         folder = private_folder(_folder())
-        (folder / _digest(text.encode())).touch(mode=0o600)
+        note = folder / _digest(text.encode())
+        os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
     except (OSError, RuntimeError, ForeignFileError) as error:
         logger.warning(
             "this run is not noted as yours (%s): cepo evaluate, credit and merge will treat it as a stranger's, and ask for "
@@ -49,6 +51,6 @@ def is_own_record(file: Path) -> bool:
     digest = _digest(read_bytes(file, within=file.parent))
     try:
         folder = _folder()
-        return folder.is_dir() and (private_folder(folder) / digest).is_file()
+        return folder.is_dir() and stat.S_ISREG((private_folder(folder) / digest).lstat().st_mode)
     except (OSError, RuntimeError, ForeignFileError):
         return False

@@ -159,7 +159,7 @@ def test_rows_of_4_benchmarks_are_asked_with_images_and_graded(
 
 @needs_samples
 def test_sample_rows_are_right_with_their_own_answers_only() -> None:
-    from cepo.data.reading import read_source
+    from cepo.data.tables import read_source
 
     seen = {"choice": 0, "numeric": 0, "text": 0}
     for name, count in ROWS.items():

@@ -14,7 +14,7 @@ import pytest
 from local_server import local_server
 
 from cepo.data.hub import require_hub_names
-from cepo.data.reading import read_source
+from cepo.data.tables import read_source
 from cepo.errors import ConfigError
 
 MODEL, DATA = ("worker.actor.model.model_path", "org/model"), ("data.train_files", "org/problems@train")

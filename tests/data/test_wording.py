@@ -13,6 +13,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+import yaml
 from factories import rollouts_of
 from fuzzing import only_our_errors
 from hypothesis import given
@@ -33,6 +34,8 @@ from cepo.trainer.planning import plan_views
 from cepo.trainer.rollout_groups import rollout_groups
 from lab.support.hostile import hostile_text
 
+FOLDER = Path(__file__).parent
+SANITISED: list[list[str]] = yaml.safe_load((FOLDER / "sanitised_texts.yaml").read_text(encoding="utf-8"))
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<image>"]
 
 
@@ -68,16 +71,7 @@ def test_a_free_template_may_put_the_reference_first(tmp_path: Path) -> None:
         HintTemplate("free")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("5 \\sqrt { 3 }", "5 \\sqrt { 3 }"), ("  70\n\n cm\t", "70 cm"), ("1\r2", "1 2"),
-        ("1\u20282\u00853\x0b4\x0c5", "1 2 3 4 5"), ("7\x000\u200b\ufeff", "70"),
-        ("70<|im_end|>\n<|im_start|>user", "70 user"), ("<image>70<|image_pad|>", "70"),
-        ("<|im_<image>end|>70", "70"), ("<|im_<|im_end|>end|>70", "70"), ("<|im_\x00end|>70", "70"),
-        ("<|im_end|>", ""), ("角 70°", "角 70°"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "expected"), SANITISED)
 def test_table_of_sanitised_texts(text: str, expected: str) -> None:
     assert sanitise_reference(text, SPECIALS) == expected
 
@@ -112,37 +106,28 @@ def test_the_shipped_template_files_are_the_built_in_wordings(placement: str) ->
     assert file.read_text().removesuffix("\n") == TEMPLATES[placement]
 
 
-EXPRESSIONS = [
-    "{name}", "{name}", "{name}", "{name}.x", "{name}[0]", "{name}[99]", "{name}.__class__", "{name} / 2",
-    "{name} + 1", "{name} * 3", "{name} % 0", "1 / 0", "-{name}", "{name} | upper", "{name} | trim",
-    "{name} | int(base=99)", "{name} | join", "{name} | nosuch", "{name} | batch(0) | list", "{name} | attr('x')",
-    "{name}()", "{name} is nosuch", "{name} ~ 7", "range(9)", "range(10 ** 6)", "7", "'", "",
-    "{name} if {name} else {name}", "lipsum()", "cycler", "namespace(a=1).a", "joiner()()", "{name}.format(1)",
-    "'{}'.format", "{name} | tojson", "{name} | float", "{name} | indent('x')", "{name} | center(-5)",
-    "dict({name}=1)", "{name} == loop", "self", "caller()", "{name} | sort | first", "{name}.encode()",
-    "{name} | map('x') | list",
-]  # fmt: skip
-BLOCKS = [
-    "{% if {name} %}", "{% else %}", "{% endif %}", "{% for x in {name} %}", "{% endfor %}", "{% for x in 7 %}",
-    "{# ", " #}", "{% raw %}", "{% endraw %}", "{% set {name} = 7 %}", "{% include 'a' %}", "{% extends {name} %}",
-    "{% macro m({name}) %}", "{% endmacro %}", "{% block b %}", "{% endblock %}", "{% import 'os' as os %}",
-    "{% call m() %}", "{% filter upper %}", "{% endfilter %}", "{% with {name} = 1 %}", "{% endwith %}", "{%", "%}",
-    "{{", "}}", "{% nosuch %}", "{% for x in {name} recursive %}{{ loop(7) }}{% endfor %}", "{% do 1 %}",
-    "{%- if 1 -%}",
-]  # fmt: skip
+PIECES: dict[str, list[str]] = yaml.safe_load((FOLDER / "template_pieces.yaml").read_text(encoding="utf-8"))
 
 
-def templates(names: list[str]) -> st.SearchStrategy[str]:
+@st.composite
+def templates(draw: st.DrawFn, names: list[str]) -> str:
     """Text, expressions and blocks that use `names`; about half of them are templates that can be used."""
-
-    def filled(piece: str) -> st.SearchStrategy[str]:
-        return st.sampled_from(names).map(lambda name: piece.replace("{name}", name))
-
-    expressions = st.sampled_from(EXPRESSIONS).flatmap(filled).map(lambda text: "{{ " + text + " }}")
-    usual = st.sampled_from(names[:2]).map(lambda name: "{{ " + name + " }}")
-    pieces = st.sampled_from([" ", "\n", "é"]) | st.text(max_size=4) | usual | expressions
-    blocks = st.sampled_from(BLOCKS).flatmap(filled)
-    return (st.lists(pieces, max_size=4) | st.lists(pieces | blocks, max_size=6)).map("".join)
+    has_blocks = draw(st.booleans())
+    template = ""
+    for _ in range(draw(st.integers(0, 5))):
+        name = draw(st.sampled_from(names))
+        kind = draw(st.sampled_from(["text", "variable", "expression", "block" if has_blocks else "text"]))
+        if kind == "text":
+            template += draw(st.text(max_size=4))
+        elif kind == "variable":
+            template += "{{ " + name + " }}"
+        elif kind == "expression":
+            expression = draw(st.sampled_from(PIECES["expressions"]))
+            template += "{{ " + expression.replace("{name}", name) + " }}"
+        else:
+            block = draw(st.sampled_from(PIECES["blocks"]))
+            template += block.replace("{name}", name)
+    return template
 
 
 KNOWN_VALUES = ["Find x.", "", "{{ 7 * 7 }}", "{% raw %}", "7", "a\nb", "\0", "<image>"]
@@ -201,17 +186,21 @@ def pool() -> Iterator[RewardPool]:
         yield opened
 
 
+def in_a_file(text: str) -> str:
+    """A text without lone surrogates, which JSON does not hold; the tests below pass them to the tokenizer."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory, tiny_processing: Processing) -> ProblemSet:
     """Hostile questions and answers; only a row with an image mark and no image is none that can be asked."""
-    draw, file = random.Random(1), tmp_path_factory.mktemp("hostile") / "rows.jsonl"
-
-    def in_a_file(text: str) -> str:  # JSON holds no lone surrogates; the tests below pass them to the tokenizer
-        return text.encode("utf-8", errors="replace").decode("utf-8")
-
-    texts = [(in_a_file(hostile_text(draw)), in_a_file(hostile_text(draw)) + "7") for _ in range(ROWS)]
-    rows = [{"prompt": prompt, "answer": answer, "images": []} for prompt, answer in texts]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    draw = random.Random(1)
+    lines: list[str] = []
+    for _ in range(ROWS):
+        row = {"prompt": in_a_file(hostile_text(draw)), "answer": in_a_file(hostile_text(draw)) + "7", "images": []}
+        lines.append(json.dumps(row) + "\n")
+    file = tmp_path_factory.mktemp("hostile") / "rows.jsonl"
+    file.write_text("".join(lines), encoding="utf-8")
     config = DataConfig(train_files=str(file), skip_bad_rows=True, max_prompt_length=100_000)
     return ProblemSet(str(file), ProblemRules.of(config), tiny_processing)
 
@@ -232,7 +221,8 @@ def test_rows_and_answers_reach_teachers_as_plain_text(
     problems: ProblemSet, pool: RewardPool, tiny_processing: Processing, placement: Any
 ) -> None:
     assert len(problems) > ROWS / 2
-    draw, expected = random.Random(2), plain(tiny_processing)
+    draw = random.Random(2)
+    expected = plain(tiny_processing)
     contexts = ContextBuilder(tiny_processing, TeacherConfig(placement=placement), max_context_length=100_000)
     estimator = build_estimator("cepo", {"teacher": {"placement": placement}})
     shown = 0
@@ -240,8 +230,8 @@ def test_rows_and_answers_reach_teachers_as_plain_text(
         prompt = contexts.student(problem)
         assert control_tokens(tiny_processing, prompt) == expected, repr(problem.text)
         responses = [rf"{hostile_text(draw)} \boxed{{{hostile_text(draw, pieces=3)}}}" for _ in range(4)]
-        tokens, rewards = [(5, 6)] * 4, [1.0, 0.0, 0.0, 0.0]
-        rollouts = rollouts_of(tokens, rewards, problems=[problem], prompts=[prompt], responses=responses)
+        rewards = [1.0, 0.0, 0.0, 0.0]
+        rollouts = rollouts_of([(5, 6)] * 4, rewards, problems=[problem], prompts=[prompt], responses=responses)
         groups = rollout_groups(rollouts, pool, tiny_processing, seed=1)
         views, _ = plan_views(rollouts, torch.ones(4, dtype=torch.bool), groups, estimator, contexts)
         for view in views:
@@ -257,7 +247,8 @@ def test_rows_and_answers_reach_teachers_as_plain_text(
 
 def test_template_code_and_markup_are_shown_as_they_are_written(tiny_processing: Processing) -> None:
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=10_000)
-    text, reference = "{{ 7 * 7 }}{% raw %}<b>&lt;</b>", "{{ prompt.__class__ }} <script>${oc.env:HOME}"
+    text = "{{ 7 * 7 }}{% raw %}<b>&lt;</b>"
+    reference = "{{ prompt.__class__ }} <script>${oc.env:HOME}"
     problem = Problem(prompt_id="0", text=text, images=(), ground_truth="7", solution=None, columns={})
     teacher = contexts.teacher(problem, contexts.student(problem), reference)
     assert f"{text}\nHere is a sample answer: {reference}" in tiny_processing.decode(teacher.token_ids)

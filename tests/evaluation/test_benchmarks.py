@@ -10,7 +10,7 @@ import pytest
 from benchmark_rows import LOGICVISTA, MATHVERSE, MATHVISTA, MMMU, MMMU_PRO_VISION, PICTURE, ROWS
 
 from cepo.config.schema import DataConfig
-from cepo.data.reading import read_source
+from cepo.data.tables import read_source
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation.benchmark_names import NamedSource
 from cepo.evaluation.benchmarks import BENCHMARKS, converted, opened, recognised

@@ -124,7 +124,7 @@ def test_no_validation_problem_is_a_training_problem() -> None:
 def test_a_world_is_built_once_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     world = build_world(num_train=12, num_validation=4)
-    assert world.folder.parent == tmp_path / "cepo"
+    assert world.folder.parent == tmp_path / "cepo" / "worlds"
     fingerprint = json.loads((world.folder / "world.json").read_text())["fingerprint"]
     assert world.folder.name == f"microgeo-{fingerprint[:12]}"
     assert (world.model_path / "model.safetensors").stat().st_size < 10_000_000
@@ -134,7 +134,8 @@ def test_a_world_is_built_once_in_the_users_cache(tmp_path: Path, monkeypatch: p
     assert file.stat().st_mtime_ns == stamp
     assert build_world(world.folder, num_train=13, num_validation=4) == world
     assert file.stat().st_mtime_ns != stamp
-    assert [path.name for path in (tmp_path / "cepo").iterdir()] == [world.folder.name]
+    names = {path.name for path in world.folder.parent.iterdir()}
+    assert names == {world.folder.name, f"{world.folder.name}.lock"}
 
 
 @pytest.mark.heavy

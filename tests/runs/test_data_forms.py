@@ -18,8 +18,8 @@ from cepo.config import load_config
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import ContextBuilder, Problem
-from cepo.data.reading import read_source
 from cepo.data.row_settings import ProblemRules
+from cepo.data.tables import read_source
 from cepo.data.training_set import most_visuals, read_training_sets, weighted_indices
 from cepo.errors import ConfigError, DataError
 from cepo.models.interface import Turn
@@ -187,8 +187,8 @@ def test_a_split_is_the_files_or_folder_named_after_it(tmp_path: Path) -> None:
     write(hub_like / "data", "parquet", rows(20, 1), stem="training_notes")
     write(by_folder / "test", "jsonl", rows(5, 1), stem="part")
     write(by_folder / "train", "jsonl", rows(7, 2), stem="part")
-    write(plain, "json", rows(0, 3), stem="first")
-    write(plain, "json", rows(3, 3), stem="second")
+    write(plain, "json", rows(0, 3), stem="part-1")
+    write(plain, "json", rows(3, 3), stem="part-2")
     assert numbers(str(hub_like)) == numbers(f"{hub_like}@train") == [0, 1, 2, 3]
     assert numbers(f"{hub_like}@test") == [10, 11, 12]
     assert numbers(f"{hub_like}@train[1:3]") == [1, 2]
@@ -196,12 +196,12 @@ def test_a_split_is_the_files_or_folder_named_after_it(tmp_path: Path) -> None:
     assert numbers(str(by_folder)) == [7, 8]
     assert numbers(f"{by_folder}@test") == [5]
     assert numbers(str(plain)) == [0, 1, 2, 3, 4, 5]
-    assert numbers(f"{plain / 'first.json'}@train[:50%]") == [0, 1]
+    assert numbers(f"{plain / 'part-1.json'}@train[:50%]") == [0, 1]
     write(plain, "csv", rows(0, 1), stem="third")
     for source, words in (
-        (str(plain), r"no data of a single format there: first.json, second.json, third.csv; accepted: "),
+        (str(plain), r"not clear which files are the split 'train'.*: part-1.json, part-2.json, third.csv"),
         (f"{hub_like}@validation", "no file there is named 'validation'.*test-00000-of-00001.parquet"),
-        (f"{plain / 'first.json'}@test", "a single file has only the split train, got 'test'"),
+        (f"{plain / 'part-1.json'}@test", "a single file has only the split train, got 'test'"),
         (f"{plain}@train[", r"the split 'train\[' is neither"),
     ):
         with pytest.raises(ConfigError, match=words):

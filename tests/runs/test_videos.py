@@ -32,7 +32,7 @@ from training_runs import (
 from cepo.config.schema import DataConfig
 from cepo.data.batch import ScoringRow, token_array
 from cepo.data.dataset import ProblemSet
-from cepo.data.images import ImageRules, PixelBudget
+from cepo.data.images import ImageRules
 from cepo.data.row_settings import ProblemRules
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
@@ -158,31 +158,23 @@ def video_of(image: Image.Image, count: int, *, form: str = "mp4", codec: str = 
 
 @pytest.mark.parametrize("form", ["mp4", "matroska", "mpegts"])
 def test_too_many_frames_or_pixels_are_refused_at_once(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not the file states how many it has: 300 frames of 64 x 64 have 1,228,800 pixels."""
+    """Whether or not the file states how many it has: 300 frames of 64 x 64."""
     content = video_of(Image.new("RGB", (64, 64)), 300, form=form)
     assert read(content, None).num_source_frames == 300
-    for name, most in (("MOST_FRAMES", 299), ("MOST_FRAME_PIXELS", 1_228_799), ("LARGEST_PIXELS", 4095)):
+    for name, most in (("MOST_FRAMES", 299), ("LARGEST_PIXELS", 4095)):
         with monkeypatch.context() as patch:
-            patch.setattr(f"cepo.data.images.{name}", most)
+            patch.setattr(f"cepo.data.videos.{name}", most)
             patch.setattr("cepo.data.videos._Frames.add", lambda *_: pytest.fail("a frame was taken"))
-            with pytest.raises(DataError, match=r"the video: .*(accepted: at most|more than 299)"):
+            with pytest.raises(DataError, match=r"the video: .*accepted: at most"):
                 read(content, None)
 
 
-def test_videos_of_a_row_have_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four frames of 64 x 64 are held of each, 16,384 pixels, and 12 are decoded."""
-    content, rules = video_of(Image.new("RGB", (64, 64)), 12), ImageRules(min_pixels=4096)
-    for name, most in (("MOST_HELD", 32_767), ("MOST_FRAMES", 23), ("MOST_FRAME_PIXELS", 98_303)):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"cepo.data.images.{name}", most)
-            budget = PixelBudget()
-            load_video(content, rules, fps=2.0, factor=32, budget=budget)
-            with pytest.raises(DataError, match=r"the row's (images and frames|videos) have"):
-                load_video(content, rules, fps=2.0, factor=32, budget=budget)
-    large = [{"bytes": grey_png(200)}] * 5
-    monkeypatch.setattr("cepo.data.images.MOST_DECODED", 199_999)
-    with pytest.raises(DataError, match="more than 199,999 pixels together"):
-        load_video(large, rules, fps=2.0, factor=32)
+def test_the_frames_of_a_video_may_hold_so_many_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four frames of 64 x 64 are held, 16,384 pixels."""
+    content = video_of(Image.new("RGB", (64, 64)), 12)
+    monkeypatch.setattr("cepo.data.images.MOST_HELD", 16_383)
+    with pytest.raises(DataError, match="the video's frames have 16,384 pixels together"):
+        load_video(content, ImageRules(min_pixels=4096), fps=2.0, factor=32)
 
 
 @pytest.mark.parametrize(

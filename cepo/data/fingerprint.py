@@ -1,4 +1,4 @@
-"""Remembers what a check of a source found, under everything that it depends on, and recalls it at a later start."""
+"""The identity of a check of rows: everything that its results depend on."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import cepo
-from cepo.data.cache import content_digest, read_entry, write_entry
-from cepo.data.measures import RowMeasures, decoded
 from cepo.data.row_settings import RowRules
-from cepo.data.sources import local_source
-from cepo.data.table import Rows
+from cepo.data.tables import Rows
 from cepo.errors import CepoError
-from cepo.files.safe_files import hub_folder
+from cepo.files.own_cache import digest_of
+from cepo.files.safe_files import hub_folder, open_regular
 from cepo.files.trees import Tree, is_mapping
 from cepo.models.processing import Processing
 
 logger = logging.getLogger(__name__)
 
-_KIND = "checks"
 _FOLDERS_OF_CODE = ("data", "files", "models")
 _LIBRARIES = (
     *("av", "datasets", "jinja2", "numpy", "pillow", "pyarrow"),
@@ -36,74 +33,42 @@ _LIBRARIES = (
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt")
 
 
-def identity_of(
-    source: str, rows: Rows, rules: RowRules, processing: Processing, *, before: Sequence[str] | None
-) -> str | None:
+def identity_of(source: str, rows: Rows, rules: RowRules, processing: Processing) -> str | None:
     """Returns a digest of all that the check of a source's rows depends on, except the files that rows name.
 
     These are the content of its files in their order and the part that is read, the settings, the files of tokenizer,
-    processor and chat template, the code of this package that reads rows, and the versions of the libraries. None if the
-    source has no files, or if one cannot be read or has changed since `before`, its `file_digests` before it was opened.
+    processor and chat template, the code of this package that reads rows, and the versions of the libraries. None for
+    rows that a program made, or if a file cannot be read.
     """
+    if rows.identity is None:
+        return None
     code = _code_digest()  # not below: an error here would be a fault of this package, not of the data
     try:
         facts: Tree = {
-            "source": _source_facts(rows),
+            "rows": rows.identity,
             "settings": _with_contents(rules),
             "processing": _processing_facts(processing),
             "code": code,
             "libraries": {name: _version(name) for name in _LIBRARIES} | {"python": sys.version},
         }
     except (CepoError, OSError) as error:
-        logger.info("the results of checking %s are not remembered: %s", source, error)
+        logger.info("the results of checking %s are not kept: %s", source, error)
         return None
-    if facts["source"] is None or facts["processing"] is None:
+    if facts["processing"] is None:
         return None
-    if before is not None and before != facts["source"]["content"]:
-        return None
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def recall(identity: str, num_rows: int) -> RowMeasures | None:
-    """Returns what was found of a source with this identity; None if it is not known."""
-    content = read_entry(_KIND, identity)
-    if content is None:
-        return None
-    try:
-        return decoded(content, num_rows)
-    except ValueError as error:
-        logger.info("a remembered check is not used, because it is damaged: %s", error)
-        return None
-
-
-def remember(identity: str, measures: RowMeasures) -> None:
-    """Keeps what was found, for later starts."""
-    write_entry(_KIND, identity, measures.encoded())
-
-
-def file_digests(source: str) -> list[str] | None:
-    """Returns the digests of a local source's files in order; None for a source on the hub. Raises as `read_source`."""
-    local = local_source(source)
-    return None if local is None else [content_digest(file, within=local.within) for file in local.files]
-
-
-def _source_facts(rows: Rows) -> Tree | None:
-    """Returns digests of the files of a source and the part of their rows that is read; None if there are no files."""
-    if not rows.files:
-        return None
-    return {
-        "content": [content_digest(file) for file in rows.files],
-        "endings": [file.suffix for file in rows.files],
-        "begin": rows.begin,
-        "rows": len(rows),
-    }
+def _content_digest(file: Path, within: Path | None = None) -> str:
+    with open_regular(file, within=within) as opened:
+        return digest_of(opened)
 
 
 def _with_contents(rules: RowRules) -> Tree:
     """Returns the rules with the content of the file and the place of the folder that they name."""
     settings: Tree = dataclasses.asdict(rules)
     if rules.format_prompt is not None:
-        settings["format_prompt"] = content_digest(Path(rules.format_prompt))
+        settings["format_prompt"] = _content_digest(Path(rules.format_prompt))
     image_dir = rules.images.image_dir
     settings["images"]["image_dir"] = [image_dir is None, str(Path.cwd() / (image_dir or ""))]
     return settings
@@ -118,7 +83,7 @@ def _processing_facts(processing: Processing) -> Any:
     paths = {*folder.glob("*"), *folder.glob("additional_chat_templates/*"), *folder.rglob("*.py")}
     files = [path for path in sorted(paths) if path.is_file() and path.suffix not in _WEIGHTS]
     within = hub_folder(folder)
-    digests = {str(file.relative_to(folder)): content_digest(file, within=within) for file in files}
+    digests = {str(file.relative_to(folder)): _content_digest(file, within) for file in files}
     reads_the_date = any("strftime_now" in template for template in _templates(processing))
     today = date.today().isoformat() if reads_the_date else None
     settings = {name: value for name, value in arguments.items() if name != "path"}

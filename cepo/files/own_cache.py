@@ -1,0 +1,258 @@
+"""Folders that only this user can write, and the entries of his cache, which are believed only as they were written."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from cepo.errors import ForeignFileError
+from cepo.files.safe_files import irregular_file, private_folder, read_bytes
+from cepo.files.trees import Tree, is_dict
+
+logger = logging.getLogger(__name__)
+
+LONGEST_WAIT_SECONDS = 600.0
+"""How long a process waits for another one that makes the same entry and writes nothing; it may have been stopped."""
+UNUSED_DAYS = 60
+"""Entries that were not used for so long are removed when another one is made."""
+_SEAL = "seal.json"
+_SECONDS_BETWEEN_TRIES = 0.2
+
+Seal = dict[str, list[object]]
+"""For each file of an entry: its size, the times in ns of the last changes of its content and its entry, its digest."""
+
+
+def own_folder(place: Path) -> Path:
+    """Returns `place`, which is created if it is missing.
+
+    Returns a temporary folder of this process instead, after a warning, if `place` cannot be used or another user could
+    write in it or put another folder in its place.
+    """
+    try:
+        private_folder(place)
+        fault = _fault_around(place)
+    except ForeignFileError as error:
+        fault = f"it {error.fault}"
+    except OSError as error:
+        fault = f"{error.strerror or error}"
+    if not fault:
+        return place
+    _warn(place, fault)
+    replacement = _temporary_folder() / place.name
+    replacement.mkdir(exist_ok=True)
+    return replacement
+
+
+def _fault_around(place: Path) -> str:
+    """Returns why others could put another folder in the place of one; empty if they cannot."""
+    user = os.getuid()
+    absolute = Path(os.path.abspath(place))
+    for parent in (*absolute.parents, *absolute.resolve().parents):
+        status = parent.lstat()
+        if status.st_uid not in (0, user):
+            return f"{parent} belongs to the user {status.st_uid}"
+        is_open = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_IWOTH
+        if is_open and not status.st_mode & stat.S_ISVTX:
+            return f"everyone may write in {parent}"
+    return ""
+
+
+@cache
+def _warn(place: Path, fault: str) -> None:
+    """Warns, once in a process."""
+    logger.warning(
+        "the folder %s is not used, because %s: what belongs there is kept for this run alone, and the next start takes as "
+        "long. XDG_CACHE_HOME names another folder for caches, XDG_STATE_HOME one for what is noted of runs",
+        place,
+        fault,
+    )
+
+
+@cache
+def _temporary_folder() -> Path:
+    """Returns a folder that goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="cepo-cache-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def cache_folder(kind: str) -> Path:
+    """Returns the folder of all entries of a kind: `cepo/<kind>` in `XDG_CACHE_HOME`, by default `~/.cache`."""
+    home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if home.startswith("~"):  # this user has no home
+        home = str(_temporary_folder())
+    return own_folder(Path(home) / "cepo" / kind)
+
+
+def has_entry(kind: str, key: str) -> bool:
+    return (cache_folder(kind) / key / _SEAL).is_file()
+
+
+@contextmanager
+def cached(kind: str, key: str) -> Generator[Path]:
+    """Yields the folder of an entry: empty, or with exactly what an earlier process wrote there.
+
+    The caller fills an empty one. No other process changes it meanwhile. A file that is not as it was written, and an
+    entry that a killed process left, count for none. If another process is waited for that writes nothing for
+    `LONGEST_WAIT_SECONDS`, the entry is a temporary one.
+    """
+    parent = cache_folder(kind)
+    lock = parent / f"{key}.lock"
+    _remove_unless(lock, stat.S_ISREG)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if not _locked(descriptor, lock, parent / key):
+            parent = Path(tempfile.mkdtemp(dir=_temporary_folder()))
+        entry = parent / key
+        _remove_unless(entry, stat.S_ISDIR)
+        is_complete = _is_as_sealed(entry)
+        if not is_complete:
+            shutil.rmtree(entry, ignore_errors=True)
+            _remove_unused(parent)
+            entry.mkdir(mode=0o700, exist_ok=True)
+        yield entry
+        if is_complete:
+            os.utime(entry)
+        else:
+            _seal(entry)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_unless(place: Path, is_right: Callable[[int], bool]) -> None:
+    """Removes what is no file or folder of this module's, such as a link, which would lead it elsewhere."""
+    with suppress(FileNotFoundError):
+        if not is_right(place.lstat().st_mode):
+            logger.warning("%s is a link or of another kind than this program writes; it is removed", place)
+            place.unlink()
+
+
+def _locked(descriptor: int, file: Path, entry: Path) -> bool:
+    """Locks a file as soon as no other process has; returns False, after a warning, if that takes too long or cannot be."""
+    fault = f"another process has locked it, and has written nothing for {LONGEST_WAIT_SECONDS:.0f} s"
+    until = time.monotonic() + LONGEST_WAIT_SECONDS
+    written = -1
+    is_told = False
+    while time.monotonic() < until:
+        size = _num_bytes(entry)
+        if size != written:
+            written = size
+            until = time.monotonic() + LONGEST_WAIT_SECONDS
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not is_told:
+                is_told = True
+                logger.info("waiting for another process that does the same work and has locked %s", file)
+        except OSError as error:  # a file system without locks
+            fault = str(error)
+            break
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+    logger.warning("%s is not used: %s. This run does the same work itself", file, fault)
+    return False
+
+
+def _num_bytes(entry: Path) -> int:
+    total = 0
+    for file in entry.rglob("*"):
+        with suppress(OSError):  # the other process removes it at the same time
+            total += file.lstat().st_size
+    return total
+
+
+def _files(entry: Path) -> list[Path]:
+    return [file for file in entry.rglob("*") if file.is_file() and file.name != _SEAL]
+
+
+def _seal(entry: Path) -> None:
+    """Notes all files of an entry with their digests."""
+    seal: Seal = {}
+    for file in _files(entry):
+        seal[str(file.relative_to(entry))] = [*_state(file), digest_of_file(file)]
+    new = entry / f".{_SEAL}"
+    new.write_text(json.dumps(seal), encoding="utf-8")
+    new.replace(entry / _SEAL)
+
+
+def _is_as_sealed(entry: Path) -> bool:
+    """Returns whether an entry is complete, and each of its files as it was. Only files with other times are read."""
+    irregular = irregular_file(entry)
+    if irregular is not None:
+        logger.warning("%s is neither a file nor a folder; what is kept there is made anew", irregular)
+        return False
+    try:
+        seal: object = json.loads((entry / _SEAL).read_bytes())
+        if not is_dict(seal):
+            return False
+        for name, noted in cast(Tree, seal).items():
+            *state, digest = noted
+            if state != _state(entry / name) and digest != digest_of_file(entry / name):
+                logger.info("%s is not as it was written, and is made anew", entry / name)
+                return False
+    except (OSError, ValueError, TypeError):
+        return False
+    return True
+
+
+def _state(file: Path) -> list[int]:
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def digest_of_file(file: Path) -> str:
+    with file.open("rb") as opened:
+        return digest_of(opened)
+
+
+def digest_of(file: BinaryIO) -> str:
+    """Returns the XXH3 digest of a file's content: SHA-256 would take ten seconds for the images of 100,000 rows."""
+    import xxhash
+
+    opened: Any = file
+    return hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
+
+
+@cache
+def _remove_unused(parent: Path) -> None:
+    """Removes the entries that were not used for long, once in a process."""
+    oldest = time.time() - UNUSED_DAYS * 24 * 3600
+    for entry in parent.iterdir():
+        if entry.is_dir() and entry.stat().st_mtime < oldest:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def read_kept(kind: str, key: str, *, largest: int) -> bytes | None:
+    """Returns what `keep` wrote; None if there is nothing, or another content than was written."""
+    folder = cache_folder(kind)
+    try:
+        digest, _, content = read_bytes(folder / key, within=folder, largest=largest).partition(b"\n")
+    except ForeignFileError:  # it does not exist, or is a link or a pipe
+        return None
+    return content if digest == _digest_of_bytes(content) else None
+
+
+def keep(kind: str, key: str, content: bytes) -> None:
+    """Keeps a content in a file of its own, behind its digest, whole or not at all."""
+    folder = cache_folder(kind)
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+        file.write(_digest_of_bytes(content) + b"\n" + content)
+    os.replace(file.name, folder / key)
+
+
+def _digest_of_bytes(content: bytes) -> bytes:
+    return digest_of(io.BytesIO(content)).encode()
