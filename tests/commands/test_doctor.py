@@ -88,7 +88,7 @@ def test_a_gpu_that_a_cpu_build_cannot_use_is_a_warning(monkeypatch: pytest.Monk
     monkeypatch.setattr(hardware, "driver_version", lambda: "580.65.06")
     monkeypatch.setattr(torch.version, "cuda", None)
     found = hardware.torch_build()
-    assert (found.mark, "pip install 'cepo[gpu]'" in found.remedy) == ("warn", True)
+    assert (found.mark, "pip install -e '.[gpu]'" in found.remedy) == ("warn", True)
 
 
 def test_each_device_wants_2_gib_of_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,3 +333,10 @@ def test_nothing_in_lab_or_the_packages_tests_imports_research() -> None:
         place(file, line) for file in files for name, line in imports_of(file) if name.split(".")[0] == "research"
     ]
     assert not importing, "\n".join(importing)
+
+
+def test_no_message_installs_cepo_from_an_index() -> None:
+    """No index has `cepo`: its extras are installed from the checkout."""
+    files = [*(REPOSITORY / "cepo").rglob("*.py"), *(REPOSITORY / "examples").rglob("*.py")]
+    found = [str(file) for file in files if re.search(r"""(install|or) ['"]cepo\[""", file.read_text(encoding="utf-8"))]
+    assert found == []

@@ -398,7 +398,7 @@ def test_own_data_reward_and_method_train(elsewhere: Path) -> None:
 @pytest.mark.heavy
 def test_a_fine_tuned_model_is_trained_further(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SFTTrainer's model and the problems beside it are what cepo reads, with a step of each."""
-    pytest.importorskip("trl", reason="TRL is not installed: pip install 'cepo[trl]'")
+    pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'")
     script = EXAMPLES / "sft_first" / "sft.py"
     monkeypatch.setattr("sys.argv", [str(script), "--steps", "1", "--rows", "8"])
     with restored_process():

@@ -173,8 +173,8 @@ def test_make_lists_the_commands_of_a_contributor() -> None:
 
 @pytest.mark.heavy
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'cepo[docs]'")
-    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install 'cepo[docs]'")
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -e '.[docs]'")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install -e '.[docs]'")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "scripts/mkdocs.yml", "--site-dir", str(tmp_path / "site")],
         cwd=REPOSITORY, env={"PATH": "/usr/bin:/bin", "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
@@ -246,7 +246,7 @@ def python(code: str, *, packages: Path, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install 'cepo[dev]'")
+    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[dev]'")
     folder = tmp_path_factory.mktemp("dist")
     ran(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), folder=REPOSITORY)
     (file,) = folder.glob("*.whl")

@@ -149,7 +149,7 @@ def of_geometry(folder: Path, **changes: Any) -> RunDescription:
 def needed(*names: str) -> list[Any]:
     """The modules, or a skipped test that says which is not installed."""
     return [
-        pytest.importorskip(name, reason=f"{name} is not installed; pip install 'cepo[trackers]' brings it")
+        pytest.importorskip(name, reason=f"{name} is not installed; pip install -e '.[trackers]' brings it")
         for name in names
     ]
 
@@ -337,7 +337,7 @@ def without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "swanlab", "trackio"])
 @pytest.mark.usefixtures("without_libraries")
 def test_a_sink_without_its_library_names_the_extra(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"'{name}' needs {name}.*pip install 'cepo\[trackers\]'"):
+    with pytest.raises(ConfigError, match=rf"'{name}' needs {name}.*pip install -e '.\[trackers\]'"):
         build_tracker(["file", name], run_in(tmp_path))
     assert not list(tmp_path.iterdir())
 

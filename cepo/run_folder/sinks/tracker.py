@@ -59,7 +59,7 @@ def check_sinks(names: Sequence[str]) -> None:
         if missing:
             raise ConfigError(
                 f"trainer.logger '{name}' needs {', '.join(missing)}, not installed here. "
-                f"Install it with: pip install 'cepo[trackers]', or leave '{name}' out of trainer.logger"
+                f"Install it with: pip install -e '.[trackers]', in cepo's checkout, or leave '{name}' out of trainer.logger"
             )
 
 
