@@ -402,7 +402,8 @@ def _lost_to_rounding(config: RunConfig) -> list[str]:
             lines.append(
                 f"worker.{name}.fsdp.torch_dtype={worker.fsdp.torch_dtype} rounds away what a step of about "
                 f"lr={optim.lr:g} adds to weights above {optim.lr * 2 ** (bits + 1):.2g}, so they hardly learn. "
-                f"worker.{name}.optim.strategy=adamw_bf16 carries it on to later steps, and fsdp.torch_dtype=fp32 loses none of it"
+                f"worker.{name}.optim.strategy=adamw_bf16 carries it on to later steps, and "
+                "fsdp.torch_dtype=fp32 loses none of it"
             )
     return lines
 

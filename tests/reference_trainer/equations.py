@@ -152,7 +152,7 @@ def vppo_advantages(
     result = []
     for row, advantage in enumerate(advantages):
         if advantage == 0:
-            result.append(numpy.zeros(len(tokens[row])))
+            result.append(numpy.full(len(tokens[row]), bonus))
         elif not sees_image[row]:
             result.append(numpy.full(len(tokens[row]), advantage + bonus))
         else:
