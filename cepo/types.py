@@ -153,6 +153,7 @@ class ImageReference(Reference):
     """
 
     masked: float | None = None
+    square: int | None = None  # side of the patches in pixels of the image before it is resized; None: the model's own
 
     def __post_init__(self) -> None:
         assert self.masked is None or 0 < self.masked <= 1, f"masked is a probability above 0, got {self.masked}"

@@ -11,7 +11,7 @@ from cepo.algorithms import GroupRelativeEstimator, register_estimator, statisti
 from cepo.algorithms.settings import GroupConfig
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import mean_of
-from cepo.sections.fields import NotNegative, Share, section
+from cepo.sections.fields import Count, NotNegative, Share, section
 from cepo.types import ImageReference, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ class Vppo(GroupRelativeEstimator):
     class Config(GroupConfig):
         mask_probability: Annotated[float, Field(gt=0, le=1)] = 0.5
         """Probability that a patch of the teacher's image is black."""
+        mask_square: Count | None = None
+        """Side of the patches in pixels of the image before it is resized, 14 in the released code; null: the model's own
+        patches, as it reads them."""
         token_share: Annotated[float, Field(gt=0, le=1)] = 0.4
         """Share of each response's tokens that learn."""
         scale_min: Share = 0.9
@@ -56,7 +59,9 @@ class Vppo(GroupRelativeEstimator):
         """Returns the masked images, and nothing for groups of equal rewards, in which only the bonus is learned."""
         rewards = [rollout.reward for rollout in group.rollouts]
         is_flat = max(rewards) - min(rewards) < statistics.FLAT_REWARD_RANGE
-        reference = None if is_flat else ImageReference(masked=self.config.mask_probability)
+        reference = (
+            None if is_flat else ImageReference(masked=self.config.mask_probability, square=self.config.mask_square)
+        )
         return {"masked": [reference] * len(group.rollouts)}
 
     def live_rows(
