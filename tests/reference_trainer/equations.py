@@ -295,6 +295,13 @@ def divergences(student: Tensor, teacher: Tensor, settings: Divergence) -> Tenso
     return (0.5 * parts[0] + 0.5 * parts[1]).float()
 
 
+def sureness(teacher_logits: Tensor, divergence: Divergence) -> Tensor:
+    """exp(-beta H) of the teacher's distributions."""
+    log_p = teacher_logits.log_softmax(dim=-1)
+    entropies = -(log_p.exp() * log_p).sum(dim=-1)
+    return (-divergence.entropy_beta * entropies).exp()
+
+
 def importance(log_probs: Tensor, old: Tensor, settings: Divergence) -> Tensor:
     """(T,) min(P / P_old, bound), or 1."""
     if settings.importance_clip is None:
