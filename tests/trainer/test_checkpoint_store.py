@@ -71,7 +71,7 @@ def test_what_remains_of_a_checkpoint_is_none(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("left_behind", [".global_step_2.partial", "global_step_2"])
-def test_the_folder_of_a_killed_write_in_use_does_not_stop_the_next(
+def test_a_killed_write_in_use_does_not_stop_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left_behind: str
 ) -> None:
     """The checkpoint is written whole, without the old folder's files."""

@@ -67,7 +67,7 @@ def test_rounds_are_asked_up_to_the_limit(max_rounds: int, rounds_per_pass: int,
     assert failed == (2 * rounds, rounds), "failures of dropped groups count too"
 
 
-def test_a_kept_group_begins_the_count_of_rounds_without_gain_anew() -> None:
+def test_a_kept_group_begins_the_count_of_rounds_anew() -> None:
     """Every third round has a mixed group; three passes of one round each without any would end the sampling."""
 
     def next_round(before: int) -> Rollouts:
