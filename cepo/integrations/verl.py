@@ -250,7 +250,7 @@ class CepoTrainer(get_trainer_cls("sync")):
                 f"a view of method {self._settings.method} masks the images of the prompt, but a row has videos, or "
                 "images of a tool; accepted: rows whose images are all in the prompt"
             )
-        if is_aligned and pixels:
+        if is_aligned and pixels and merge_size is not None:
             return with_black_patches(visuals, inputs, mask, merge_size)
         return visuals | {name: inputs[name] for name in pixels}
 

@@ -266,7 +266,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         kept = self.kept.entropies_of(distillation.view)
         factors = torch.zeros(distillation.token_weight.shape, dtype=torch.float64)
         for number, row in enumerate(batch.rows):
-            if row.row in kept:
+            if row.row is not None and row.row in kept:
                 entropies = kept[row.row].double()
                 factors[number, : len(entropies)] = (-distillation.divergence.entropy_beta * entropies).exp()
         factors = factors.where(distillation.token_weight > 0, 0.0)

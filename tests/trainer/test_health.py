@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -41,7 +42,9 @@ def test_a_gap_above_the_bound_still_stops_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_fault", ["stop", "warn"])
-def test_a_gap_that_is_no_number_is_a_fault(on_fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gap_that_is_no_number_is_a_fault(
+    on_fault: Literal["stop", "warn"], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """NaN is above no bound, and is what log-probs of a broken engine give."""
     health = Health(TrainerConfig(on_fault=on_fault), tmp_path)
     if on_fault == "stop":
