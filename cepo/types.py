@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from cepo.errors import ConfigError
 from cepo.metrics import Metric, Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
-from cepo.sections.fields import Count, Positive, section
+from cepo.sections.fields import Count, NotNegative, Positive, section
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int32, Int64
@@ -69,6 +69,9 @@ class DivergenceConfig:
     """What clip bounds: a token's divergence, or each vocabulary entry's part of it."""
     importance_clip: Positive | None = None
     """Weight each token by P_S / P_old, at most this; null: no importance weight."""
+    entropy_beta: NotNegative = 0.0
+    """Weight each token by exp(-entropy_beta H), H the entropy of the teacher's distribution in nats, over the mean of
+    these weights in the optimizer step: sure teachers count more. 0: no such weight."""
 
     @model_validator(mode="after")
     def _sampled_is_reverse(self) -> Self:
@@ -153,6 +156,7 @@ class ImageReference(Reference):
     """
 
     masked: float | None = None
+    square: int | None = None  # side of the patches in pixels of the image before it is resized; None: the model's own
 
     def __post_init__(self) -> None:
         assert self.masked is None or 0 < self.masked <= 1, f"masked is a probability above 0, got {self.masked}"

@@ -36,6 +36,7 @@ class Estimator(ABC):
             weights that sampled them (of those with a reference, if the method has views); `reward_baselines`, a greedy
             response to each prompt; `values`, a critic, whose targets `signal` returns. Of the class or of the instance.
         distilled_view: the view of which the update needs the whole distribution, not only log-probs of sampled tokens.
+        reads_teacher_entropies: whether it also needs the entropy of these distributions. Of the class or of the instance.
     """
 
     name: ClassVar[str]
@@ -43,6 +44,7 @@ class Estimator(ABC):
     views: tuple[str, ...] = ()
     reads: tuple[BatchField, ...] = ("old_log_probs",)
     distilled_view: ClassVar[str | None] = None
+    reads_teacher_entropies: bool = False
 
     def __init__(self, config: Any) -> None:
         self.config = config

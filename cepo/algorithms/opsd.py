@@ -48,6 +48,10 @@ class Opsd(Estimator):
             return ("group_ids", "old_log_probs")
         return ("old_log_probs",)
 
+    @property
+    def reads_teacher_entropies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.config.distillation.divergence.entropy_beta > 0
+
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         return {"correct": positive_references(group, self.config.positive)}
 

@@ -11,7 +11,7 @@ from cepo.algorithms import Estimator, register_estimator, statistics
 from cepo.algorithms.settings import GroupConfig
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import mean_of
-from cepo.sections.fields import NotNegative, section
+from cepo.sections.fields import Count, NotNegative, section
 from cepo.types import ImageReference, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class Papo(Estimator):
     class Config(GroupConfig):
         mask_probability: Annotated[float, Field(gt=0, le=1)] = 0.6
         """Probability that a patch of the teacher's image is black."""
+        mask_square: Count | None = None
+        """Side of the patches in pixels of the image before it is resized, 14 in the released code; null: the model's own
+        patches, as it reads them."""
         perception_weight: NotNegative = 0.02
         """Weight gamma of the implicit perception loss."""
         log_prob_bonus: NotNegative = 0.05
@@ -53,7 +56,8 @@ class Papo(Estimator):
     reads = ("group_ids", "old_log_probs")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        return {"masked": [ImageReference(masked=self.config.mask_probability)] * len(group.rollouts)}
+        reference = ImageReference(masked=self.config.mask_probability, square=self.config.mask_square)
+        return {"masked": [reference] * len(group.rollouts)}
 
     def needs_teacher(self, *, step: int) -> bool:
         return self.config.perception_weight > 0

@@ -11,11 +11,11 @@ from cepo.algorithms import GroupRelativeEstimator, register_estimator, statisti
 from cepo.algorithms.settings import GroupConfig
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import mean_of
-from cepo.sections.fields import NotNegative, Share, section
+from cepo.sections.fields import Count, NotNegative, Share, section
 from cepo.types import ImageReference, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
 EQUAL_SCORES = 1e-6
@@ -33,15 +33,18 @@ class Vppo(GroupRelativeEstimator):
         A_hat_t = A scale_i [k_t is among the ceil(p T) highest of the response's T tokens] + c
 
     `P_masked` is the policy with the student's prompt, its images masked; p is `token_share`, b `scale_min`, c
-    `log_prob_bonus`. min, max and mean are over the rollouts that can learn: of groups whose rewards differ, with
-    images. Degenerate cases: without images, or with p = 1, b = 1 and c = 0, it is GRPO; equal s_i give scale 1. Source:
-    VPPO (arXiv 2510.09285), and its released code.
+    `log_prob_bonus`, which every response learns. min, max and mean are over the rollouts of groups whose rewards differ,
+    with images. Degenerate cases: without images, or with p = 1, b = 1 and c = 0, it is GRPO; equal s_i give scale 1.
+    Source: VPPO (arXiv 2510.09285), and its released code.
     """
 
     @section
     class Config(GroupConfig):
         mask_probability: Annotated[float, Field(gt=0, le=1)] = 0.5
         """Probability that a patch of the teacher's image is black."""
+        mask_square: Count | None = None
+        """Side of the patches in pixels of the image before it is resized, 14 in the released code; null: the model's own
+        patches, as it reads them."""
         token_share: Annotated[float, Field(gt=0, le=1)] = 0.4
         """Share of each response's tokens that learn."""
         scale_min: Share = 0.9
@@ -53,7 +56,24 @@ class Vppo(GroupRelativeEstimator):
     views = ("masked",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        return {"masked": [ImageReference(masked=self.config.mask_probability)] * len(group.rollouts)}
+        """Returns the masked images, and nothing for groups of equal rewards, in which only the bonus is learned."""
+        rewards = [rollout.reward for rollout in group.rollouts]
+        is_flat = max(rewards) - min(rewards) < statistics.FLAT_REWARD_RANGE
+        reference = (
+            None if is_flat else ImageReference(masked=self.config.mask_probability, square=self.config.mask_square)
+        )
+        return {"masked": [reference] * len(group.rollouts)}
+
+    def live_rows(
+        self,
+        rewards: Float[Tensor, " B"],
+        group_ids: Int64[Tensor, " B"],
+        has_reference: Mapping[str, Bool[Tensor, " B"]],
+    ) -> Bool[Tensor, " B"]:
+        """Returns the rows of groups whose rewards differ; all with `log_prob_bonus`."""
+        if self.config.log_prob_bonus > 0:
+            return statistics.all_rows(rewards)
+        return statistics.live_rows(rewards, group_ids)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         config = self.config
@@ -70,9 +90,7 @@ class Vppo(GroupRelativeEstimator):
         learns = depends_most | ~sees_images.unsqueeze(1)  # (B, T)
 
         advantages = statistics.group_advantages(batch.rewards, batch.group_ids, config.advantage)
-        shaped = (advantages * scale).unsqueeze(1) * learns  # (B, T)
-        bonus = config.log_prob_bonus * is_live.unsqueeze(1).to(shaped.dtype)  # (B, 1) c
-        shaped = shaped + bonus
+        shaped = (advantages * scale).unsqueeze(1) * learns + config.log_prob_bonus  # (B, T)
         metrics = statistics.group_metrics(batch)
         counted = mask & is_counted.unsqueeze(1)
         metrics["perception/dependence"] = mean_of(dependence, counted)

@@ -12,7 +12,7 @@ from cepo.algorithms.settings import SharedSettings
 from cepo.config.path_checks import require_data, require_file, require_folder, require_model
 from cepo.config.paths import MICROGEO_MODELS, PACKAGE_FOLDER, find_path, split_function, without_user
 from cepo.config.schema import RunConfig
-from cepo.config.worker_schema import ModelConfig, OptimConfig, RewardConfig
+from cepo.config.worker_schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig, RewardConfig
 from cepo.errors import ConfigError, ForeignFileError
 from cepo.files.safe_files import hub_folder, read_json
 from cepo.files.trees import Tree, is_mapping, leaves
@@ -21,6 +21,7 @@ from cepo.sections.reader import default_tree
 
 _OTHER_FUNCTION = re.compile(r"(?P<module>[\w./-]+?)(?:\.py)?(?:::|:|\.|#|/)(?P<function>[A-Za-z_]\w*)(?:\(\))?")
 """Matches `module.function`, `file.py::function`, `file:function` and the like."""
+SIGNIFICANT_BITS = {"bf16": 8, "fp16": 11, "fp32": 24}
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
 
@@ -363,7 +364,7 @@ def plan_lines(config: RunConfig) -> list[str]:
             f"critic: all weights of {critic.model.model_path}, {steps} optimizer updates per step, "
             f"learning rate {critic.optim.lr:g}"
         )
-    lines += [f"note: {line}" for line in _settings_not_read(config)]
+    lines += [f"note: {line}" for line in (*_settings_not_read(config), *_lost_to_rounding(config))]
     if config.set_with_method:
         changed = ", ".join(f"{key}={value} (else {other})" for key, (value, other) in config.set_with_method.items())
         lines.append(
@@ -387,6 +388,29 @@ def _settings_not_read(config: RunConfig) -> list[str]:
         is_changed = key in defaults and value != defaults[key]
         if is_changed and key not in settings_of_method:
             lines.append(f"algorithm.{key}={value} has no effect: {method} does not read it")
+    return lines
+
+
+def _lost_to_rounding(config: RunConfig) -> list[str]:
+    """Returns for each worker that stores its weights in 16 bits which of them a step of plain AdamW leaves as they are.
+
+    Adam moves a weight by about the learning rate, and a number of b significant bits changes by no less than its
+    2^(b + 1)-th part.
+    """
+    workers: dict[str, ActorConfig | CriticConfig] = {"actor": config.worker.actor}
+    if config.needs_critic:
+        workers["critic"] = config.worker.resolved_critic
+    lines: list[str] = []
+    for name, worker in workers.items():
+        bits = SIGNIFICANT_BITS[worker.fsdp.torch_dtype or "fp32"]
+        optim = worker.optim
+        if bits < SIGNIFICANT_BITS["fp32"] and optim.strategy == "adamw" and optim.lr > 0:
+            lines.append(
+                f"worker.{name}.fsdp.torch_dtype={worker.fsdp.torch_dtype} rounds away what a step of about "
+                f"lr={optim.lr:g} adds to weights above {optim.lr * 2 ** (bits + 1):.2g}, so they hardly learn. "
+                f"worker.{name}.optim.strategy=adamw_bf16 carries it on to later steps, and "
+                "fsdp.torch_dtype=fp32 loses none of it"
+            )
     return lines
 
 

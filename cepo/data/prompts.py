@@ -24,7 +24,7 @@ from cepo.models.interface import EncodedPrompt, ImageSource, Turn, Video
 from cepo.models.patch_mask import PatchMask
 from cepo.models.processing import Processing
 from cepo.models.text_codec import MARKS, TextCodec
-from cepo.types import RolloutGroup, TokenReference, WordedReference
+from cepo.types import ImageReference, RolloutGroup, TokenReference, WordedReference
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -278,9 +278,11 @@ class ContextBuilder(ReferenceTexts):
         return replace(student, images=images, teacher_images=None)
 
 
-def mask_for(group: RolloutGroup, probability: float) -> PatchMask:
-    """Returns the mask of a prompt's images in one step, which seed, step and prompt determine."""
-    return PatchMask(probability=probability, seed=f"mask/{group.seed}/{group.step}/{group.prompt_id}")
+def mask_for(group: RolloutGroup, reference: ImageReference) -> PatchMask:
+    """Returns the mask of a prompt's images in one step, which the reference, seed, step and prompt determine."""
+    assert reference.masked is not None, "the reference has no images"
+    seed = f"mask/{group.seed}/{group.step}/{group.prompt_id}"
+    return PatchMask(probability=reference.masked, seed=seed, square=reference.square)
 
 
 def _without_marks(problem: Problem) -> tuple[str, Sequence[Turn]]:

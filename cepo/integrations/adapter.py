@@ -258,7 +258,7 @@ class MethodAdapter:
         if isinstance(reference, ImageReference):
             if not row.has_images:
                 return None
-            return Hint() if reference.masked is None else Hint(mask=mask_for(group, reference.masked))
+            return Hint() if reference.masked is None else Hint(mask=mask_for(group, reference))
         assert isinstance(reference, WordedReference)
         text = self._wording.reference_text(reference)
         return Hint(text=text) if text else None

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,7 @@ from cepo.files.trees import Fields, Tree
 from cepo.integrations.adapter import Hint, MethodAdapter, Row, Shown, check_beginning, spliced, supported_estimator
 from cepo.metrics import results
 from cepo.models.chat_template import ChatTemplate
-from cepo.models.patch_mask import DEFAULT_PATCH_SIZE, PatchMask
+from cepo.models.patch_mask import DEFAULT_PATCH_SIZE, PatchMask, with_black_patches
 from cepo.models.response_end import ResponseEnd, declared_ends, response_end, warn_of_undeclared_end
 from cepo.models.text_codec import TextCodec
 from cepo.sections.fields import section
@@ -258,7 +258,10 @@ class CepoTrainer(get_trainer_cls("sync")):
             messages, image_patch_size=patch_size, config=self.config.data
         )
         images, videos = asyncio.run(decoding)
-        masked, _ = mask.masked(images or [], [], patch_size=patch_size)
+        merge_size = getattr(self.processor.image_processor, "merge_size", None)
+        is_aligned = mask.square is None and merge_size is not None and "image_grid_thw" in visuals
+        whole_mask = replace(mask, probability=1.0) if is_aligned else mask
+        masked, _ = whole_mask.masked(images or [], [], patch_size=mask.square or patch_size)
         text = self._rendered(messages)
         inputs: Any = self.processor(text=[text], images=masked, return_tensors="pt") if masked else {}
         pixels = [name for name in visuals if name.startswith("pixel_values")]
@@ -267,6 +270,8 @@ class CepoTrainer(get_trainer_cls("sync")):
                 f"a view of method {self._settings.method} masks the images of the prompt, but a row has videos, or "
                 "images of a tool; accepted: rows whose images are all in the prompt"
             )
+        if is_aligned and pixels and merge_size is not None:
+            return with_black_patches(visuals, inputs, mask, merge_size)
         return visuals | {name: inputs[name] for name in pixels}
 
     def _prompt_ids(self, messages: Sequence[Fields]) -> list[int]:

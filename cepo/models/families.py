@@ -7,13 +7,15 @@ import dataclasses
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy
 import torch
 from jaxtyping import Int64
+from PIL import Image
 from torch import Tensor, nn
 
 from cepo.errors import ConfigError
@@ -24,9 +26,12 @@ from cepo.models.interface import (
     ImageFeatures,
     ImageInputs,
     ImageReader,
+    ImageSource,
+    Video,
     refused,
     units_ending_inside,
 )
+from cepo.models.patch_mask import PatchMask, with_black_patches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -172,6 +177,22 @@ class GridReader(ImageReader):
         super().__init__(family, processor, config)
         self._token_of = {"image": self.image_token_id, "video": self.video_token_id}
         self.merge_size: int = processor.image_processor.merge_size
+
+    def read_masked(
+        self,
+        images: Sequence[Image.Image],
+        mask: PatchMask,
+        source: ImageSource | None = None,
+        videos: Sequence[Video] = (),
+    ) -> ImageInputs:
+        """Blackens the patches that the tower reads, unless `mask` names squares of the image itself."""
+        if mask.square is not None:
+            return super().read_masked(images, mask, source, videos)
+        inputs = self.read(images, source, videos)
+        black_images = [Image.new("RGB", image.size) for image in images]
+        black_videos = [replace(video, frames=numpy.zeros_like(video.frames)) for video in videos]
+        black = self.read(black_images, videos=black_videos)
+        return replace(inputs, tensors=with_black_patches(inputs.tensors, black.tensors, mask, self.merge_size))
 
     def num_tokens(self, size: tuple[int, int]) -> int:
         width, height = size

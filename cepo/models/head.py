@@ -253,7 +253,7 @@ def _by_recomputation(
 
     def log_probs_of(chunk: slice) -> Tensor:
         log_probs, _ = vocabulary_log_probs(hidden[chunk], head, targets[chunk], temperature)
-        return log_probs
+        return log_probs.float()
 
     compute: Any = log_probs_of
     if torch.is_grad_enabled():
@@ -263,8 +263,9 @@ def _by_recomputation(
 
 
 def vocabulary_log_probs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Returns the log-probs of the targets, and those of the whole vocabulary."""
-    logits = head(hidden).float() / temperature
+    """Returns the log-probs of the targets, and those of the whole vocabulary: float32, or float64 from float64 logits."""
+    logits = head(hidden)
+    logits = (logits if logits.dtype is torch.float64 else logits.float()) / temperature
     log_p = logits.log_softmax(dim=1)  # (n, V)
     log_probs = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
     return log_probs, log_p

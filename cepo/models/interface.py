@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -246,6 +246,21 @@ class ImageReader:
             if name in values and name not in self.counts:
                 tensors[name] = values[name]
         return ImageInputs(tensors=tensors, expansions=expansions, source=source)
+
+    def read_masked(
+        self,
+        images: Sequence[Image.Image],
+        mask: PatchMask,
+        source: ImageSource | None = None,
+        videos: Sequence[Video] = (),
+    ) -> ImageInputs:
+        """Preprocesses images and videos of which `mask` has blackened squares; a picture's tiles show the same ones."""
+        films = [video.frames for video in videos]
+        masked_images, masked_films = mask.masked(images, films, patch_size=mask.square or self.patch_size)
+        masked_videos: list[Video] = []
+        for video, frames in zip(videos, masked_films, strict=True):
+            masked_videos.append(replace(video, frames=frames))
+        return self.read(masked_images, source, masked_videos)
 
     def num_tokens(self, size: tuple[int, int]) -> int:
         """Returns the number of tokens that replace the placeholder of an image of (width, height) pixels.

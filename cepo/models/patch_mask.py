@@ -1,18 +1,26 @@
-"""Blackens patches of images at random, for teachers that see the student's image in part."""
+"""Blackens patches of images at random, for teachers that see the student's image in part.
+
+The patches are those that a vision tower reads, after its processor has resized the image (`black_rows`), or squares of
+the image before that (`PatchMask.masked`), as in the released code of VPPO and PAPO.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy
+import torch
 from PIL import Image
+from torch import Tensor
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool
     from transformers import PreTrainedConfig
 
+_PIXELS_AND_GRIDS = (("pixel_values", "image_grid_thw"), ("pixel_values_videos", "video_grid_thw"))
 DEFAULT_PATCH_SIZE = 14
 """Side of a patch in pixels for towers that state none; that of Qwen2-VL, Qwen2.5-VL and SigLIP."""
 
@@ -24,10 +32,45 @@ def patch_size_of(config: PreTrainedConfig) -> int:
     return size if isinstance(size, int) else int(size[0])  # InternVL states height and width, which are equal
 
 
+def black_rows(mask: PatchMask, grids: Sequence[Sequence[int]], merge_size: int) -> Bool[Tensor, " patches"]:
+    """Returns which patches of images are black, in the order in which processors with grids write their pixels.
+
+    A grid is (time, height, width) in patches: the two latter are multiples of `merge_size`. The numbers of an image are
+    drawn row by row, and serve all its times: other patches in each frame of a film would together show it all. Pixels
+    are written by blocks of `merge_size` x `merge_size` patches, row by row, and row by row within a block.
+    """
+    generator = random.Random(mask.seed)
+    parts: list[Tensor] = []
+    for times, height, width in grids:
+        numbers = torch.tensor([generator.random() for _ in range(height * width)], dtype=torch.float64)
+        is_black = numbers < mask.probability
+        blocks = is_black.view(height // merge_size, merge_size, width // merge_size, merge_size)
+        parts.append(blocks.transpose(1, 2).flatten().repeat(times))
+    return torch.cat(parts)
+
+
+def with_black_patches(
+    tensors: Mapping[str, Tensor], black: Mapping[str, Tensor], mask: PatchMask, merge_size: int
+) -> dict[str, Tensor]:
+    """Returns what a processor with grids wrote of images, some patches replaced by those of `black` images of their size."""
+    present = [(pixels, grid) for pixels, grid in _PIXELS_AND_GRIDS if pixels in tensors]
+    grids: list[list[int]] = []
+    for _, grid in present:
+        grids += tensors[grid].tolist()
+    is_black = black_rows(mask, grids, merge_size)
+    of_kinds = is_black.split([len(tensors[pixels]) for pixels, _ in present])
+    masked = dict(tensors)
+    for (pixels, _), rows in zip(present, of_kinds, strict=True):
+        masked[pixels] = torch.where(rows.unsqueeze(1).to(tensors[pixels].device), black[pixels], tensors[pixels])
+    return masked
+
+
 @dataclass(frozen=True, kw_only=True)
 class PatchMask:
     """Blackens each square patch of a prompt's images with `probability`, independently.
 
+    With `square`, the patches are squares of as many pixels, counted in the image before the processor resizes it. With
+    None they are the model's own, where the processor writes them one by one; elsewhere squares of the tower's size.
     `seed` determines all choices, so that equal masks blacken equal images alike, in every process. With probability 0
     no pixel changes; with 1 all images are black. A patch that is black with some probability is also black with every
     larger one.
@@ -35,6 +78,7 @@ class PatchMask:
 
     probability: float
     seed: str
+    square: int | None = None
 
     def masked(
         self, images: Sequence[Image.Image], films: Sequence[numpy.ndarray], *, patch_size: int

@@ -141,19 +141,13 @@ class Processing(TextCodec):
     def load_masked(
         self, images: Sequence[Image], mask: PatchMask, source: ImageSource | None = None, videos: Sequence[Video] = ()
     ) -> ImageInputs:
-        """Blackens patches of the size of the vision tower's in images and videos, and preprocesses them.
+        """Preprocesses images and videos with black patches, as `mask` says.
 
         `source` is where the images without the mask were read. At least one image or video is needed.
         """
-        reader = self.reader
-        films = [video.frames for video in videos]
-        masked_images, masked_films = mask.masked(images, films, patch_size=reader.patch_size)
-        masked_videos: list[Video] = []
-        for video, frames in zip(videos, masked_films, strict=True):
-            masked_videos.append(replace(video, frames=frames))
         if source is not None:
             source = replace(source, mask=mask)
-        return reader.read(masked_images, source, masked_videos)
+        return self.reader.read_masked(images, mask, source, videos)
 
     @property
     def reader(self) -> ImageReader:

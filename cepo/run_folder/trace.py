@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from cepo.files.trees import Fields, Tree
 from cepo.run_folder.layout import IMAGES_FOLDER, ROLLOUTS_FOLDER
 from cepo.run_folder.writing import write_atomically
 
+logger = logging.getLogger(__name__)
 STUDENT = "student"
 """The name of the student's own view in `RolloutRecord.log_probs`."""
 TRACE_VERSION = 1
@@ -181,11 +183,11 @@ class Trace:
             yield row
 
     def _thin(self) -> None:
-        while self._size > self._max_bytes and len(list(_steps(self._files.parent))) > 1:
+        while self._size > self._max_bytes and self._num_kept() > 1:
             self._stride *= 2
             for step, file in _steps(self._files.parent):
                 if (step - 1) % self._stride:
-                    file.unlink()
+                    _delete(file)
             used_images: set[str] = set()
             for _, file in _steps(self._files.parent):
                 column = pyarrow.parquet.read_table(file, columns=["images"]).column("images")
@@ -193,8 +195,11 @@ class Trace:
                     used_images.update(names)
             for path in self._images.glob("*.png"):
                 if path.name not in used_images:
-                    path.unlink()
+                    _delete(path)
             self._size = self._measured()
+
+    def _num_kept(self) -> int:
+        return sum((step - 1) % self._stride == 0 for step, _ in _steps(self._files.parent))
 
     def _measured(self) -> int:
         files = [*self._files.glob("*.p*"), *self._images.glob("*.p*")]
@@ -316,6 +321,14 @@ def _schema(views: Collection[str]) -> Any:
     references = {_REFERENCE + view: _TEXT for view in views if view != STUDENT}
     columns = _COLUMNS | log_probs | references
     return pyarrow.schema(columns, metadata={_VERSION_KEY: str(TRACE_VERSION)})
+
+
+def _delete(file: Path) -> None:
+    """Deletes a file that is no longer needed; a network file system may refuse it, which harms no run."""
+    try:
+        file.unlink()
+    except OSError as error:
+        logger.warning("%s, which is no longer needed, cannot be deleted (%s); the run goes on", file, error)
 
 
 def _steps(run_folder: Path) -> Iterator[tuple[int, Path]]:

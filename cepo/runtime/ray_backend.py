@@ -284,12 +284,21 @@ class RayBackend:
         return groups
 
     def score(
-        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, temperature: float | None = None
+        self,
+        rows: Sequence[ScoringRow],
+        *,
+        keep_states: str | None = None,
+        keep_entropies: bool = False,
+        temperature: float | None = None,
     ) -> list[Tensor]:
-        return self._pass("score", rows, keep_states=keep_states, temperature=temperature)
+        return self._pass(
+            "score", rows, keep_states=keep_states, keep_entropies=keep_entropies, temperature=temperature
+        )
 
-    def score_teacher(self, rows: Sequence[ScoringRow], *, keep_states: str | None = None) -> list[Tensor]:
-        return self._pass("score_teacher", rows, keep_states=keep_states)
+    def score_teacher(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, keep_entropies: bool = False
+    ) -> list[Tensor]:
+        return self._pass("score_teacher", rows, keep_states=keep_states, keep_entropies=keep_entropies)
 
     def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
         return self._pass("score_initial", rows, with_kl=with_kl)

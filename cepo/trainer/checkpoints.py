@@ -34,6 +34,7 @@ from cepo.trainer.protocol import Backend
 logger = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 """Version of a checkpoint's layout; one that names none has version 1, whose shards are pickles."""
+_REMOVED = ".removed"
 _FILES = TypeAdapter(dict[str, tuple[StrictInt, StrictInt]])
 _ANEW = (
     "trainer.find_last_checkpoint=false or another trainer.experiment_name starts a new run; to train its weights further, "
@@ -81,11 +82,13 @@ class CheckpointStore:
         self._keep = keep
         self._identity = identity
         self._weights_only = weights_only
+        self._undeletable: set[Path] = set()  # of which a warning has been given
         self.settings: Tree = json.loads(json.dumps(settings or {}))
 
     def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
         """Saves a checkpoint after `state.step` steps, then deletes the oldest checkpoints beyond `keep`.
 
+        One that cannot be deleted, such as a folder of a network file system that a process reads, is named in a warning.
         `val_reward_score` is the mean reward of a validation of exactly these weights; None if there was none. Raises
         `CheckpointError`: it cannot be written, for lack of space or permission. Earlier checkpoints are unchanged.
         """
@@ -106,15 +109,42 @@ class CheckpointStore:
                 "%s could not be updated after step %d: %s", self.folder / CHECKPOINT_TRACKER_FILE, step, error
             )
         if self._keep >= 0:
-            self._remove_oldest(always_kept={step} if best is None else {step, best})
+            self._set_oldest_aside(always_kept={step} if best is None else {step, best})
+        self._delete_set_aside()
         return target
 
-    def _remove_oldest(self, *, always_kept: set[int]) -> None:
+    def _set_oldest_aside(self, *, always_kept: set[int]) -> None:
         checkpoints = self._whole()
         candidates = sorted(checkpoints.keys() - always_kept, reverse=True)
         num_others = max(self._keep - len(always_kept), 0)
         for step in candidates[num_others:]:
-            shutil.rmtree(checkpoints[step])
+            self._set_aside(checkpoints[step])
+
+    def _delete_set_aside(self) -> None:
+        for folder in self.folder.glob(f".*{_REMOVED}"):
+            try:
+                shutil.rmtree(folder)
+            except OSError as error:
+                self._warn_once(folder, error)
+
+    def _set_aside(self, folder: Path) -> None:
+        """Renames a folder that is to be deleted, so that nothing takes what remains of it for a checkpoint."""
+        number = 0
+        while (aside := folder.with_name(f".{folder.name.lstrip('.')}.{number}{_REMOVED}")).exists():
+            number += 1
+        try:
+            folder.rename(aside)
+        except OSError as error:
+            self._warn_once(folder, error)
+
+    def _warn_once(self, folder: Path, error: OSError) -> None:
+        if folder not in self._undeletable:
+            self._undeletable.add(folder)
+            logger.warning(
+                "%s, which is no longer needed, cannot be deleted (%s); the run goes on, and each later checkpoint tries it "
+                "again",
+                folder, error,
+            )  # fmt: skip
 
     def _write(self, state: TrainerState, backend: Backend, val_reward_score: float | None) -> Path:
         target = self.folder / f"{CHECKPOINT_PREFIX}{state.step}"
@@ -128,8 +158,10 @@ class CheckpointStore:
             "settings": self.settings,
             "weights_only": self._weights_only,
         }
+        if partial.exists():  # an earlier process was killed while it wrote
+            self._set_aside(partial)
+            self._delete_set_aside()
         try:
-            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             backend.save(partial)
             (partial / STATE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -143,7 +175,8 @@ class CheckpointStore:
                 f"the checkpoint of step {state.step} cannot be written to {self.folder} ({free:.1f} GB are free there): "
                 f"{error}"
             ) from error
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():
+            self._set_aside(target)
         partial.rename(target)
         to_disk(self.folder)
         return target

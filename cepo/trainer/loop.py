@@ -264,7 +264,8 @@ class Trainer:
         distilled_view = self.estimator.distilled_view
         has_distilled_rows = any(row.view == distilled_view for row in rows)
         view_to_keep = distilled_view if has_distilled_rows else None
-        log_probs = score(rows, keep_states=view_to_keep)
+        weighs_tokens = view_to_keep is not None and self.estimator.reads_teacher_entropies
+        log_probs = score(rows, keep_states=view_to_keep, keep_entropies=weighs_tokens)
         names = [row.name for row in rows]
         return dict(zip(names, log_probs, strict=True))
 

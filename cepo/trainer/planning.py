@@ -195,7 +195,7 @@ def _placement(
             return _Placed(text=WITHOUT_IMAGES, context=contexts.blind(problem) if is_live else None)
         context = None
         if is_live:
-            mask = mask_for(groups[prompt], reference.masked)
+            mask = mask_for(groups[prompt], reference)
             context = contexts.masked(problem, rollouts.prompts[prompt], mask)
         return _Placed(text=WITH_MASKED_IMAGES.format(reference.masked), context=context)
 

@@ -29,15 +29,23 @@ class Backend(Protocol):
         ...
 
     def score(
-        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, temperature: float | None = None
+        self,
+        rows: Sequence[ScoringRow],
+        *,
+        keep_states: str | None = None,
+        keep_entropies: bool = False,
+        temperature: float | None = None,
     ) -> list[Tensor]:
         """Returns the log-probs of each row's response tokens under the actor's weights, (response length,) float32.
 
-        The update of the step can distil from rows of the view `keep_states`. `temperature` replaces the rollout's.
+        The update of the step can distil from rows of the view `keep_states` and, with `keep_entropies`, weight their
+        tokens by the entropy. `temperature` replaces the rollout's.
         """
         ...
 
-    def score_teacher(self, rows: Sequence[ScoringRow], *, keep_states: str | None = None) -> list[Tensor]:
+    def score_teacher(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, keep_entropies: bool = False
+    ) -> list[Tensor]:
         """Does the same under the teacher's weights, where they are not the actor's."""
         ...
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, 
 from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
-from cepo.types import DivergenceConfig
+from cepo.types import Distillation, DivergenceConfig
 from cepo.workers.batching import RankPass
 from cepo.workers.building import build_scoring_model
 from cepo.workers.distributed import GatheredWeights, MergedWeights, on_first_rank, reshard, trained_weights
@@ -66,22 +68,29 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
 
     @torch.no_grad()
     def score(
-        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, temperature: float | None = None
+        self,
+        rows: Sequence[ScoringRow],
+        *,
+        keep_states: str | None = None,
+        keep_entropies: bool = False,
+        temperature: float | None = None,
     ) -> list[Tensor]:
         """Returns each row's log-probs under the actor's weights, (response length,) float32 on the CPU.
 
-        The hidden states of rows of the view `keep_states` are kept for an update that distils. `temperature` replaces
-        the rollout temperature.
+        The hidden states of rows of the view `keep_states` are kept for an update that distils, and with `keep_entropies`
+        the entropies of their distributions. `temperature` replaces the rollout temperature.
         """
         self._begin_scoring()
-        return self._log_probs(rows, keep_states=keep_states, temperature=temperature)
+        return self._log_probs(rows, keep_states=keep_states, keep_entropies=keep_entropies, temperature=temperature)
 
     @torch.no_grad()
-    def score_teacher(self, rows: Sequence[ScoringRow], *, keep_states: str | None = None) -> list[Tensor]:
-        """Returns each row's log-probs under the teacher's weights, and keeps states as `score` does."""
+    def score_teacher(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, keep_entropies: bool = False
+    ) -> list[Tensor]:
+        """Returns each row's log-probs under the teacher's weights, and keeps states and entropies as `score` does."""
         self._begin_scoring()
         with self.teacher_weights.active():
-            return self._log_probs(rows, keep_states=keep_states)
+            return self._log_probs(rows, keep_states=keep_states, keep_entropies=keep_entropies)
 
     @torch.no_grad()
     def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
@@ -115,23 +124,35 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         return self._results(rows, compute)
 
     def _log_probs(
-        self, rows: Sequence[ScoringRow], *, keep_states: str | None, temperature: float | None = None
+        self,
+        rows: Sequence[ScoringRow],
+        *,
+        keep_states: str | None,
+        keep_entropies: bool = False,
+        temperature: float | None = None,
     ) -> list[Tensor]:
         states: dict[int, Tensor] = {}
+        entropies: dict[int, Tensor] = {}
 
         def compute(part: RankPass) -> Tensor:
-            scores = self._forward(part, temperature=temperature)
+            scores = self._forward(part, entropy=keep_entropies, temperature=temperature)
             if keep_states is not None:
                 lengths = [len(row.response_ids) for row in part.rows]
                 hidden_of_rows = scores.hidden.cpu().split(lengths)  # a (T, H) tensor per row
                 for row, hidden in zip(part.rows, hidden_of_rows, strict=True):
                     if row.view == keep_states and row.row is not None:
                         states[row.row] = hidden
+                if scores.entropies is not None:
+                    for row, values in zip(part.rows, scores.entropies.cpu().split(lengths), strict=True):
+                        if row.view == keep_states and row.row is not None:
+                            entropies[row.row] = values
             return scores.log_probs
 
         log_probs = self._results(rows, compute)
         if keep_states is not None:
             self.kept.keep(keep_states, states, self.module)
+            if keep_entropies:
+                self.kept.keep_entropies(keep_states, entropies)
         return log_probs
 
     def _begin_scoring(self) -> None:
@@ -234,7 +255,28 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             distils=batch.distillation is not None,
             entropy_coefficient=self._entropy_coefficient,
         )
+        distillation = batch.distillation
+        if distillation is not None and distillation.divergence.entropy_beta > 0:
+            weighted = replace(distillation, token_weight=self._weighted_by_entropy(batch, distillation))
+            batch = replace(batch, distillation=weighted)
         return [*super()._accumulate(batch), on_first_rank(settings_metrics)]
+
+    def _weighted_by_entropy(self, batch: OptimizerBatch, distillation: Distillation) -> Float[Tensor, "R T"]:
+        """Multiplies each token's weight by `exp(-beta H)` over the mean of it, which is over all ranks' distilled tokens."""
+        kept = self.kept.entropies_of(distillation.view)
+        factors = torch.zeros(distillation.token_weight.shape, dtype=torch.float64)
+        for number, row in enumerate(batch.rows):
+            if row.row is not None and row.row in kept:
+                entropies = kept[row.row].double()
+                factors[number, : len(entropies)] = (-distillation.divergence.entropy_beta * entropies).exp()
+        factors = factors.where(distillation.token_weight > 0, 0.0)
+        num_tokens = (distillation.token_weight > 0).sum().double()
+        total = torch.stack([factors.sum(), num_tokens]).to(self.device)  # float64
+        dist.all_reduce(total)
+        sum_of_factors, num_of_all = total.tolist()
+        if sum_of_factors == 0:  # nothing is distilled, or no teacher is sure of anything
+            return distillation.token_weight
+        return distillation.token_weight * (factors * num_of_all / sum_of_factors).to(distillation.token_weight.dtype)
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
         part_batch = batch.at(part.indices)

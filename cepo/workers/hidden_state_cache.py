@@ -24,6 +24,7 @@ class HiddenStateCache:
 
     def __init__(self) -> None:
         self._views: dict[str, tuple[Mapping[int, Tensor], Tensor | None]] = {}
+        self._entropies: dict[str, Mapping[int, Tensor]] = {}
 
     def keep(self, view: str, states: Mapping[int, Tensor], module: ScoringModel) -> None:
         """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of the head."""
@@ -31,8 +32,17 @@ class HiddenStateCache:
         head = whole_tensor(weight).detach().clone() if weight.requires_grad else None
         self._views[view] = (states, head)
 
+    def keep_entropies(self, view: str, entropies: Mapping[int, Tensor]) -> None:
+        """Keeps one (response length,) tensor per row: the entropies of the teacher's distributions in nats."""
+        self._entropies[view] = entropies
+
+    def entropies_of(self, view: str) -> Mapping[int, Tensor]:
+        """Returns what is kept by row, which is nothing if no row was distilled."""
+        return self._entropies.get(view, {})
+
     def forget(self) -> None:
         self._views = {}
+        self._entropies = {}
 
     def states_for(
         self,

@@ -181,14 +181,21 @@ class Worker:
         self._has_sampled = False
 
     def score(
-        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, temperature: float | None = None
+        self,
+        rows: Sequence[ScoringRow],
+        *,
+        keep_states: str | None = None,
+        keep_entropies: bool = False,
+        temperature: float | None = None,
     ) -> list[Tensor]:
         self._end_sampling()
-        return self.actor.score(rows, keep_states=keep_states, temperature=temperature)
+        return self.actor.score(rows, keep_states=keep_states, keep_entropies=keep_entropies, temperature=temperature)
 
-    def score_teacher(self, rows: Sequence[ScoringRow], *, keep_states: str | None = None) -> list[Tensor]:
+    def score_teacher(
+        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, keep_entropies: bool = False
+    ) -> list[Tensor]:
         self._end_sampling()
-        return self.actor.score_teacher(rows, keep_states=keep_states)
+        return self.actor.score_teacher(rows, keep_states=keep_states, keep_entropies=keep_entropies)
 
     def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
         self._end_sampling()

@@ -207,6 +207,23 @@ def test_values_stand_on_the_scale_of_the_rewards(
     torch.testing.assert_close(advantages, torch.tensor(expected, dtype=torch.float64) / sigma)
 
 
+@pytest.mark.parametrize(("ddof", "expected"), [(0, math.sqrt(3.0)), (1, math.sqrt(1.5))])
+def test_the_variance_is_divided_by_the_size_less_ddof(ddof: int, expected: float) -> None:
+    """Without evidence A is 3/4 and -3/4 for p = 1/4 and 3/4; sigma^2 is 3/16 2 / (2 - ddof), 3/16 or 3/8."""
+    advantages = signal_of([1.0, 0.0], [[0.0, 0.0]] * 2, scale="std", ddof=ddof).advantages
+    assert advantages[:, 0].tolist() == pytest.approx([expected, -expected])
+
+
+def test_below_lambda_1_outcomes_keep_the_scale_of_rewards() -> None:
+    """Rewards 2 and 1 of 1 to 2 are right and wrong: the wrong one's 1 is above p = 3/4, but below 1 + p.
+
+    V is 1/4 and 3/4, and after evidence of log 3 and -log 9 it is 1/2 and 1/4; on the scale of the rewards 1 is added.
+    """
+    settings = {"lam": 0.0, "scale": "none", "reward_low": 1.0, "reward_high": 2.0}
+    advantages = signal_of([2.0, 1.0], [[LOG3, 5.0], [-2 * LOG3, 5.0]], **settings).advantages
+    torch.testing.assert_close(advantages, torch.tensor([[0.25, 0.5], [-0.5, -0.25]], dtype=torch.float64))
+
+
 def test_below_lambda_1_no_token_is_credited_against_its_reward() -> None:
     """Evidence log 3, then -log 9, for a right response and for a wrong one; p is 1/4 and 3/4."""
     advantages = signal_of([1.0, 0.0], [[LOG3, -2 * LOG3, 0.0]] * 2, lam=0.0, scale="none").advantages

@@ -89,7 +89,7 @@ def test_vppo_is_its_equations_in_loops(scale: float) -> None:
     expected: list[list[float]] = []
     for row, advantage in enumerate(plain_of(batch)):
         if row not in live:
-            expected.append([0.0] * LENGTHS[row])
+            expected.append([0.06] * LENGTHS[row])
             continue
         rollout_scale = 0.9 + normalised[row] * 0.1 / mean
         num_learning = math.ceil(0.4 * LENGTHS[row])
@@ -110,6 +110,22 @@ def test_vppo_by_hand() -> None:
     size = 0.5 / (math.sqrt(0.5) + 1e-6)
     expected = torch.tensor([[0.0, 1.2 * size], [-0.8 * size, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(actual, expected)
+
+
+def test_vppo_adds_its_bonus_in_every_group() -> None:
+    """As the released loss does; groups of equal rewards learn it alone, and need no masked image for it."""
+    batch = batch_of("masked", has_images=[True] * 8 + [False] * 4)
+    estimator = build_estimator("vppo", {"log_prob_bonus": 0.25})
+    advantages = estimator.signal(batch, step=0).advantages
+    assert advantages[8:].tolist() == [[0.25] * length + [0.0] * (7 - length) for length in LENGTHS[8:]]
+    sees = {"masked": batch.has_reference["masked"]}
+    assert bool(estimator.live_rows(batch.rewards, batch.group_ids, sees).all())
+    without = build_estimator("vppo", {"log_prob_bonus": 0.0})
+    assert without.live_rows(batch.rewards, batch.group_ids, sees).tolist() == [True] * 8 + [False] * 4
+    flat = group(*(rollout(index, 1.0, "7") for index in range(2)))
+    mixed = group(*(rollout(index, float(index), "7") for index in range(2)))
+    assert estimator.references(flat) == {"masked": [None, None]}
+    assert estimator.references(mixed) == {"masked": [ImageReference(masked=0.5)] * 2}
 
 
 def test_vppo_scales_average_1_and_others_stay() -> None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from cepo.commands.cli import main
 from cepo.config import RunConfig, check_config, find_path, load_config, split_function
+from cepo.config.checks import SIGNIFICANT_BITS
 from cepo.errors import ConfigError
 
 BASE = "config=configs/microgeo/base.yaml"
@@ -198,6 +200,56 @@ def test_a_discount_without_effect_is_noted_in_the_plan() -> None:
     assert not [line for line in check_config(config) if line.startswith("note: algorithm")]
     plain = load_config([BASE, with_discount, "algorithm.adv_estimator=reinforce_plus_plus"])
     assert plain.methods["reinforce_plus_plus"] == {"gamma": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights_above"),
+    [
+        (["torch_dtype=bf16"], "0.00051"),  # 1e-6 x 512: eight significant bits
+        (["torch_dtype=fp16"], "0.0041"),  # 1e-6 x 4,096: eleven
+        (["torch_dtype=bf16", "lora"], "0.00051"),
+        (["torch_dtype=bf16", "adamw_bf16"], None),
+        (["torch_dtype=fp32"], None),
+        ([], None),
+    ],
+)
+def test_the_plan_says_what_16_bit_weights_lose(settings: list[str], weights_above: str | None) -> None:
+    """Weights above the number do not change in a step of plain AdamW; the remedy is named."""
+    arguments = {
+        "torch_dtype=bf16": "worker.actor.fsdp.torch_dtype=bf16",
+        "torch_dtype=fp16": "worker.actor.fsdp.torch_dtype=fp16",
+        "torch_dtype=fp32": "worker.actor.fsdp.torch_dtype=fp32",
+        "lora": "worker.actor.model.lora.rank=8",
+        "adamw_bf16": "worker.actor.optim.strategy=adamw_bf16",
+    }
+    plan = check_config(load_config([BASE, "worker.actor.optim.lr=1e-6", *(arguments[name] for name in settings)]))
+    notes = [line for line in plan if "rounds away" in line]
+    if weights_above is None:
+        assert notes == []
+    else:
+        assert len(notes) == 1
+        assert f"about lr=1e-06 adds to weights above {weights_above}," in notes[0]
+        assert "worker.actor.optim.strategy=adamw_bf16 carries it on" in notes[0]
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
+def test_the_weights_of_the_plans_note_do_not_change(dtype: torch.dtype, name: str) -> None:
+    """A step of torch's own AdamW leaves all weights above the number, and moves most below a quarter of it."""
+    bound = 1e-4 * 2 ** (SIGNIFICANT_BITS[name] + 1)
+    weights = torch.linspace(0.01, 4, 4_000).mul(bound).to(dtype).requires_grad_()
+    before = weights.detach().clone()
+    weights.grad = torch.ones_like(weights)
+    torch.optim.AdamW([weights], lr=1e-4, weight_decay=0.0).step()
+    is_moved = weights.detach() != before
+    assert not is_moved[before > 1.02 * bound].any()
+    assert is_moved[before < bound / 4].all()
+
+
+def test_the_plan_says_what_the_critics_16_bit_weights_lose() -> None:
+    setting = "worker.critic.fsdp.torch_dtype=bf16"
+    plan = check_config(with_critic(setting))
+    assert [line for line in plan if "worker.critic.optim.strategy=adamw_bf16 carries it on" in line]
+    assert not [line for line in check_config(load_config([BASE, setting])) if "rounds away" in line]
 
 
 def with_critic(*arguments: str) -> RunConfig:

@@ -45,7 +45,7 @@ DISTILLATION = {**GROUP, **SHOWN} | table("""
     distillation:
       weight: 1.0
       policy_weight: 0.0
-      divergence: {kind: forward_kl, jsd_weight: 0.5, support: full, topk: 100, topk_from: student, clip: null,
+      divergence: {kind: forward_kl, jsd_weight: 0.5, entropy_beta: 0.0, support: full, topk: 100, topk_from: student, clip: null,
                    clip_mode: token, importance_clip: null}
 """)
 NEGATIVE = table("""

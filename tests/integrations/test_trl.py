@@ -163,7 +163,10 @@ def test_masked_images_give_cepos_own_advantages(
 ) -> None:
     """With one mask for all prompts, because TRL's prompts are numbered from 0 in each step."""
     for module in ("cepo.trainer.planning", "cepo.integrations.adapter"):
-        monkeypatch.setattr(f"{module}.mask_for", lambda _, probability: PatchMask(probability=probability, seed="x"))
+        monkeypatch.setattr(
+            f"{module}.mask_for",
+            lambda _, reference: PatchMask(probability=reference.masked, seed="x", square=reference.square),
+        )
     trainer, rollouts = own
     half = HalfVisual(build_estimator("visual", {}).config)
     monkeypatch.setattr(trainer, "estimator", half)

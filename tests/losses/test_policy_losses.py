@@ -149,6 +149,15 @@ def test_clip_fractions_use_each_types_own_ratio() -> None:
     assert [metrics["actor/live_ppo_kl"] for metrics in found.values()] == pytest.approx([kl] * 5)
 
 
+@pytest.mark.parametrize("loss_type", ["default", "gspo", "gspo_token", "cispo"])
+def test_tokens_without_an_advantage_are_not_counted_as_clipped(loss_type: str) -> None:
+    """Ratios 1/4 and 4 in responses of one token, both beyond every bound; A = 0 has no loss that a bound could change."""
+    log_probs = torch.tensor([[0.25], [4.0]]).log()
+    tokens = tokens_of(log_probs, torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2, 1).bool())
+    metrics = policy_metrics(LOSSES[loss_type], tokens)
+    assert [value.value for name, value in metrics.items() if "clipfrac" in name and value.value] == []
+
+
 @pytest.mark.parametrize("loss_type", ["default", "gspo", "cispo"])
 @pytest.mark.parametrize(("low", "high", "clipped"), [(0.5, 1.0, 0), (0.25, 1.0, 1), (0.5, 0.75, 1)])
 def test_a_ratio_on_its_bound_is_not_counted_as_clipped(loss_type: str, low: float, high: float, clipped: int) -> None:

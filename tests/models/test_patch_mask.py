@@ -8,9 +8,14 @@ from typing import Any, cast
 
 import numpy
 import pytest
+import torch
 from PIL import Image
+from tiny_checkpoints import FAMILIES, write_checkpoint
 
-from cepo.models.patch_mask import PatchMask, patch_size_of
+from cepo.models.families import reads_grids
+from cepo.models.interface import Video
+from cepo.models.patch_mask import PatchMask, black_rows, patch_size_of
+from cepo.models.processing import Processing
 
 SEED = "mask/1/2/3"
 """Its first numbers are 0.737, 0.656, 0.347, 0.667, 0.285, 0.165, 0.328 and 0.363."""
@@ -83,3 +88,80 @@ def test_images_of_one_prompt_have_masks_of_their_own() -> None:
 def test_patches_are_those_of_the_vision_tower(vision_config: dict[str, Any], expected: int) -> None:
     config = SimpleNamespace(vision_config=SimpleNamespace(**vision_config))
     assert patch_size_of(cast("Any", config)) == expected
+
+
+def test_black_rows_are_in_the_order_of_the_processors() -> None:
+    """2 x 4 patches in blocks of 2 x 2: below 0.35 are the third, fifth, sixth and seventh number, of rows 0, 1, 1 and 1."""
+    mask = PatchMask(probability=0.35, seed=SEED)
+    once = black_rows(mask, [[1, 2, 4]], merge_size=2)
+    assert once.tolist() == [False, False, True, True, True, False, True, False]
+    assert black_rows(mask, [[3, 2, 4]], merge_size=2).tolist() == once.tolist() * 3, "all frames alike"
+    two = black_rows(mask, [[1, 2, 4], [1, 2, 4]], merge_size=2)
+    assert two[:8].tolist() == once.tolist() != two[8:].tolist()
+
+
+@pytest.fixture(scope="module", params=[family for family in FAMILIES if reads_grids(family)])
+def grid_processing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Processing:
+    return Processing(str(write_checkpoint(request.param, tmp_path_factory.mktemp("model"))))
+
+
+def test_the_models_own_patches_are_black_or_untouched(grid_processing: Processing) -> None:
+    """Of an image that the processor resizes; squares of the image itself are most often mixed into patches."""
+    images = [Image.fromarray(noise(100, 75)), Image.fromarray(noise(61, 90))]
+    black = [Image.new("RGB", image.size) for image in images]
+    whole = grid_processing.reader.read(images)
+    blackened = grid_processing.reader.read(black)
+
+    def shares(square: int | None) -> tuple[float, float]:
+        mask = PatchMask(probability=0.5, seed=SEED, square=square)
+        masked = grid_processing.load_masked(images, mask)
+        assert masked.expansions == whole.expansions
+        pixels = masked.tensors["pixel_values"]
+        is_black = (pixels == blackened.tensors["pixel_values"]).all(dim=1)
+        is_untouched = (pixels == whole.tensors["pixel_values"]).all(dim=1)
+        return float(is_black.double().mean()), float(is_untouched.double().mean())
+
+    black_share, untouched_share = shares(None)
+    assert black_share + untouched_share == 1
+    assert 0.25 < black_share < 0.75
+    assert sum(shares(14)) < 0.9
+
+
+def test_a_square_is_the_released_way(grid_processing: Processing) -> None:
+    """Squares of 14 pixels are black in the image that the processor gets, whatever the model's patches are."""
+    pixels = noise(100, 75)
+    by_hand = Image.fromarray(masked_image(pixels, 0.5, patch_size=14))
+    expected = grid_processing.reader.read([by_hand])
+    found = grid_processing.load_masked([Image.fromarray(pixels)], PatchMask(probability=0.5, seed=SEED, square=14))
+    assert found.content_key == expected.content_key
+
+
+def test_an_image_of_the_models_size_has_the_same_mask_both_ways(grid_processing: Processing) -> None:
+    """Without resizing a patch is a square; both ways draw the numbers row by row."""
+    reader = grid_processing.reader
+    side = 4 * reader.patch_size
+    image = Image.fromarray(noise(2 * side, side))
+    assert reader.read([image]).tensors["image_grid_thw"].tolist() == [[1, 4, 8]]
+    masks = [PatchMask(probability=0.5, seed=SEED, square=square) for square in (None, reader.patch_size)]
+    own, of_squares = (grid_processing.load_masked([image], mask) for mask in masks)
+    assert own.content_key == of_squares.content_key
+
+
+def test_a_film_has_the_same_black_patches_at_all_times(grid_processing: Processing) -> None:
+    if grid_processing.reader.video_token_id is None:
+        pytest.skip("the family reads no videos")
+    side = 4 * grid_processing.reader.patch_size
+    film = Video(
+        frames=noise(side, side, frames=4),
+        frame_numbers=(0, 1, 2, 3),
+        source_fps=2.0,
+        num_source_frames=4,
+    )
+    masked = grid_processing.load_masked([], PatchMask(probability=0.5, seed=SEED), videos=[film])
+    whole = grid_processing.reader.read([], videos=[film])
+    (times, height, width), *_ = whole.tensors["video_grid_thw"].tolist()
+    is_changed = (masked.tensors["pixel_values_videos"] != whole.tensors["pixel_values_videos"]).any(dim=1)
+    by_time = is_changed.view(times, height * width)
+    assert times > 1
+    assert torch.equal(by_time, by_time[:1].expand_as(by_time))
+    assert 0 < int(by_time[0].sum()) < height * width

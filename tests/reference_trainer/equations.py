@@ -152,7 +152,7 @@ def vppo_advantages(
     result = []
     for row, advantage in enumerate(advantages):
         if advantage == 0:
-            result.append(numpy.zeros(len(tokens[row])))
+            result.append(numpy.full(len(tokens[row]), bonus))
         elif not sees_image[row]:
             result.append(numpy.full(len(tokens[row]), advantage + bonus))
         else:
@@ -293,6 +293,13 @@ def divergences(student: Tensor, teacher: Tensor, settings: Divergence) -> Tenso
     middle = (of_student + of_teacher) / 2
     parts = [(probs * (probs.log() - middle.log())).sum(dim=1) for probs in (of_teacher, of_student)]
     return (0.5 * parts[0] + 0.5 * parts[1]).float()
+
+
+def sureness(teacher_logits: Tensor, divergence: Divergence) -> Tensor:
+    """exp(-beta H) of the teacher's distributions."""
+    log_p = teacher_logits.log_softmax(dim=-1)
+    entropies = -(log_p.exp() * log_p).sum(dim=-1)
+    return (-divergence.entropy_beta * entropies).exp()
 
 
 def importance(log_probs: Tensor, old: Tensor, settings: Divergence) -> Tensor:

@@ -46,6 +46,7 @@ class Divergence:
     kind: str
     top: int | None = None
     importance_clip: float | None = None
+    entropy_beta: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

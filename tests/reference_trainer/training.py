@@ -272,12 +272,25 @@ class ReferenceTrainer:
         for part in self._updates(rows) * self.settings.epochs:
             self.optimizer.zero_grad(set_to_none=False)
             lengths = [len(row.ids) for row in part]
+            sureness = self._sureness(part)
             for row in part:
-                (self._losses(row).sum() * equations.token_weight(len(row.ids), lengths, self.settings)).backward()
+                (
+                    self._losses(row, sureness).sum() * equations.token_weight(len(row.ids), lengths, self.settings)
+                ).backward()
             torch.nn.utils.clip_grad_norm_(list(self.trained.values()), self.settings.max_norm)
             self.optimizer.step()
 
-    def _losses(self, row: Row) -> Tensor:
+    def _sureness(self, rows: list[Row]) -> float:
+        """The mean of exp(-beta H) over the distilled tokens of an update, H the teacher's entropy."""
+        if self.settings.divergence is None:
+            return 1.0
+        factors: list[float] = []
+        for row in rows:
+            if row.teacher_logits is not None:
+                factors += equations.sureness(row.teacher_logits, self.settings.divergence).tolist()
+        return sum(factors) / len(factors) if factors else 1.0
+
+    def _losses(self, row: Row, mean_sureness: float) -> Tensor:
         """(T,) of one response, with gradient."""
         settings = self.settings
         logits = self._logits(self.policy, row.prompt, row.ids)
@@ -291,6 +304,7 @@ class ReferenceTrainer:
         if row.teacher_logits is not None:
             assert settings.divergence is not None
             weight = equations.importance(log_probs, old, settings.divergence)
+            weight = weight * equations.sureness(row.teacher_logits, settings.divergence) / mean_sureness
             losses = losses + weight * equations.divergences(logits, row.teacher_logits, settings.divergence)
         return losses
 

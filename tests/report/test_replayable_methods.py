@@ -108,23 +108,21 @@ def test_a_step_without_weights_recorded_no_teacher(step: int, has_hindsight: bo
 
 
 @pytest.mark.parametrize("all_are_scored", [False, True])
-@pytest.mark.parametrize(
-    ("settings", "other", "references"),
-    [
-        ("  adv_estimator: rlsd\n", "hindsight", CORRECT),
-        ("  adv_estimator: vppo\n  papo: {mask_probability: 0.5}\n", "papo", MASKED),
-    ],
-)
-def test_rows_that_only_one_method_learns_from_need_log_probs(
-    settings: str, other: str, references: dict[str, str], all_are_scored: bool, tmp_path: Path
-) -> None:
+def test_rows_that_only_one_method_learns_from_need_log_probs(all_are_scored: bool, tmp_path: Path) -> None:
     """Of a group whose rewards are equal, training scores no teacher, and `cepo show` every one."""
-    (view,) = references
-    flat = [scored(references, right=True) for _ in range(4)]
+    flat = [scored(CORRECT, right=True) for _ in range(4)]
     if not all_are_scored:
-        flat = [without(record, view, reference=True) for record in flat]
-    groups = [group(1, pair(references)), group(1, flat, number=1)]
-    assert (other in drawn(tmp_path, settings, groups)) == all_are_scored
+        flat = [without(record, "correct", reference=True) for record in flat]
+    groups = [group(1, pair(CORRECT)), group(1, flat, number=1)]
+    assert ("hindsight" in drawn(tmp_path, "  adv_estimator: rlsd\n", groups)) == all_are_scored
+
+
+def test_vppo_shows_no_masked_image_to_groups_of_equal_rewards(tmp_path: Path) -> None:
+    """They learn its bonus alone; papo, which learns from their images, has nothing to read there."""
+    settings = "  adv_estimator: vppo\n  papo: {mask_probability: 0.5}\n"
+    assert "papo" in drawn(tmp_path, settings, [group(1, pair(MASKED))])
+    flat = [without(scored(MASKED, right=True), "masked", reference=False) for _ in range(4)]
+    assert "papo" not in drawn(tmp_path, settings, [group(1, pair(MASKED)), group(1, flat, number=1)])
 
 
 @pytest.mark.parametrize(("fallback", "has_rlsd"), [("student", True), ("neutral", False)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -91,6 +92,26 @@ def test_a_trace_beyond_its_bound_keeps_steps_evenly(tmp_path: Path) -> None:
     assert [group.step for group in read_rollouts(tmp_path)] == [1, 5, 9, 13, 17, 21, 25, 29, 33, 37]
     assert len(list((tmp_path / "images").iterdir())) == 10
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.p*")) < 400_000
+
+
+def test_a_recorded_step_that_cannot_be_deleted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run goes on, and the other steps are thinned out as before."""
+    unlink = Path.unlink
+
+    def busy(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "step_00000002.parquet":
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", busy)
+    trace = Trace(tmp_path, max_bytes=60_000)
+    for step in range(1, 9):
+        noise = numpy.random.default_rng(step).integers(0, 256, (60, 60, 3), dtype=numpy.uint8)
+        trace.write([group_at(step, images=[png_bytes(Image.fromarray(noise))])])
+    assert [group.step for group in read_rollouts(tmp_path)] == [1, 2, 5]
+    assert "step_00000002.parquet, which is no longer needed, cannot be deleted" in caplog.text
 
 
 def test_a_trace_of_another_version_or_a_broken_file_is_named(tmp_path: Path) -> None:

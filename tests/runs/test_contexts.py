@@ -195,7 +195,7 @@ def test_a_masked_teacher_reads_equal_tokens_and_black_patches(
     task = problem()
     student = contexts.student(task)
     group = RolloutGroup(prompt_id="0", ground_truth="4", rollouts=[], seed=1, step=2)
-    masked = contexts.masked(task, student, mask_for(group, 0.5))
+    masked = contexts.masked(task, student, mask_for(group, ImageReference(masked=0.5)))
     patch_size = tiny_processing.reader.patch_size
     assert patch_size == 16
     image = masked_by_hand(task.images[0], "mask/1/2/0", 0.5, patch_size)
@@ -225,7 +225,8 @@ def test_a_mask_is_a_function_of_seed_step_and_prompt(tiny_processing: Processin
 
     def content(probability: float, **changes: Any) -> str:
         group = RolloutGroup(**{"prompt_id": "0", "ground_truth": "4", "rollouts": [], "seed": 1, "step": 2} | changes)
-        images = contexts.masked(task, student, mask_for(group, probability)).images
+        mask = dataclasses.replace(mask_for(group, ImageReference(masked=1.0)), probability=probability)
+        images = contexts.masked(task, student, mask).images
         assert images is not None
         return images.content_key
 

@@ -139,6 +139,7 @@ def overrides_of(settings: Settings) -> list[str]:
         section = "algorithm.distillation.divergence"
         found |= {f"{section}.support": "topk", f"{section}.topk": settings.divergence.top}
         found[f"{section}.importance_clip"] = settings.divergence.importance_clip
+        found[f"{section}.entropy_beta"] = settings.divergence.entropy_beta
     if settings.method in ("vppo", "papo"):
         found[f"algorithm.{settings.method}.mask_probability"] = 1.0  # no patch is left to chance
     if settings.method == "contrast_gate":
@@ -183,7 +184,7 @@ CASES = {
     ),
     "srpo, top 20": Settings(
         method="srpo",
-        divergence=Divergence(kind="jsd", top=20, importance_clip=1.1),
+        divergence=Divergence(kind="jsd", top=20, importance_clip=1.1, entropy_beta=1.0),
         right_source="peer_full",
         teacher="ema",
         policy_weight=1.0,

@@ -29,7 +29,7 @@ from cepo.models.processing import Processing
 from cepo.rollout.generator import Generation, GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.dispatch import Receiver, Sender, encode
-from cepo.types import Distillation, DivergenceConfig, RolloutGroup
+from cepo.types import Distillation, DivergenceConfig, ImageReference, RolloutGroup
 
 
 def row(prompt: int, length: int = 1, images: ImageInputs | None = None) -> ScoringRow:
@@ -261,7 +261,7 @@ def test_masked_images_arrive_with_the_same_black_patches(
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
     student = contexts.student(problem)
     group = RolloutGroup(prompt_id=problem.prompt_id, ground_truth="1", rollouts=[], seed=3, step=7)
-    masked = contexts.masked(problem, student, mask_for(group, 0.5))
+    masked = contexts.masked(problem, student, mask_for(group, ImageReference(masked=0.5)))
     rows = [ScoringRow(context=context, response_ids=token_array([5, 6])) for context in (student, masked, masked)]
     message = Sender(by_source=by_source).encode(rows)
     assert (len(message) < 2000) == by_source

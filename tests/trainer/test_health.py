@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -38,3 +39,17 @@ def test_a_gap_above_the_bound_still_stops_the_run(tmp_path: Path) -> None:
     health.require_sound(1, {LOG_PROB_GAP: 1.0})
     with pytest.raises(EngineError, match=r"step 2: .* differ by 1\.01 nats a token .*max_log_prob_gap=1"):
         health.require_sound(2, {LOG_PROB_GAP: 1.01})
+
+
+@pytest.mark.parametrize("on_fault", ["stop", "warn"])
+def test_a_gap_that_is_no_number_is_a_fault(
+    on_fault: Literal["stop", "warn"], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NaN is above no bound, and is what log-probs of a broken engine give."""
+    health = Health(TrainerConfig(on_fault=on_fault), tmp_path)
+    if on_fault == "stop":
+        with pytest.raises(EngineError, match=r"step 1: .* differ by nan nats a token"):
+            health.require_sound(1, {LOG_PROB_GAP: float("nan")})
+    else:
+        health.require_sound(1, {LOG_PROB_GAP: float("nan")})
+        assert "differ by nan nats a token" in caplog.text

@@ -13,6 +13,7 @@ import torch
 from factories import response_mask, rollouts_of
 from torch import Tensor
 
+from cepo.algorithms import build_estimator
 from cepo.algorithms.references import wrong_candidates, wrong_reference
 from cepo.algorithms.settings import NegativeConfig
 from cepo.config.schema import AlgorithmConfig
@@ -21,16 +22,19 @@ from cepo.data.batch import token_array
 from cepo.data.prompts import Problem
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import results
+from cepo.models.interface import EncodedPrompt
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
 from cepo.trainer.batches import actor_batches, restricted, scored_batch
 from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.filtering import sample_until_enough
 from cepo.trainer.penalty import penalise
-from cepo.trainer.planning import ScoringPlan
+from cepo.trainer.planning import ScoringPlan, make_plan
 from cepo.trainer.rollout_groups import PromptResponses, described_groups, rollout_groups
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import Distillation, DivergenceConfig, RolloutGroup, TokenSignal
+
+PROMPT = EncodedPrompt(token_ids=(7,), engine_ids=(7,), images=None)
 
 
 def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
@@ -61,6 +65,17 @@ def test_rounds_are_asked_up_to_the_limit(max_rounds: int, rounds_per_pass: int,
     assert rollouts.rewards.tolist() == ([0.0] * 4 if filled else [1.0, 0.0] * 2)
     failed = rollouts.num_raised, rollouts.num_timed_out
     assert failed == (2 * rounds, rounds), "failures of dropped groups count too"
+
+
+def test_a_kept_group_begins_the_count_of_rounds_anew() -> None:
+    """Every third round has a mixed group; three passes of one round each without any would end the sampling."""
+
+    def next_round(before: int) -> Rollouts:
+        return rollouts_of([(1,), (1,)], [float(before % 3 == 2), 0.0])
+
+    rollouts = sample_until_enough(next_round, AlgorithmConfig(), num_groups=3, max_rounds=0, rounds_per_pass=1)
+    values = results(rollouts.metrics)
+    assert (values["filter/rounds"], values["filter/filled_groups"]) == (9, 0)
 
 
 LOG2 = math.log(2)
@@ -104,6 +119,23 @@ def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
     rewards, metrics, _ = penalised(KL, kl_penalty="kl", use_kl_loss=True)
     assert metrics == {"critic/kl": pytest.approx(1.25 * LOG2)}
     assert torch.equal(rewards, REWARDS)
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_an_entropy_in_the_loss_updates_rows_without_a_signal(on_policy: bool) -> None:
+    """Equal rewards leave no row live; the update needs all rows, and the log-probs of those that it finds off policy."""
+    plan = make_plan(
+        rollouts_of([(1, 2), (3,)], [1.0, 1.0], prompts=[PROMPT]),
+        [],
+        build_estimator("grpo"),
+        cast("Any", None),
+        on_policy=torch.tensor([on_policy, on_policy]),
+        every_row=False,
+        updates_every_row=True,
+    )
+    assert plan.live.tolist() == [False, False]
+    assert plan.updated.tolist() == [True, True]
+    assert sorted(plan.student) == ([] if on_policy else [0, 1])
 
 
 LENGTHS = (4, 2, 3, 4)
