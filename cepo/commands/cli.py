@@ -285,6 +285,8 @@ def show(model: str, data: str, settings: Sequence[str], **options: Any) -> None
 @click.option(
     "--most", type=click.IntRange(1), default=200_000, show_default=True, help="Rollouts read, of a larger run."
 )
+@click.option("--model", help="Score tokens by two teachers with this model: a folder, a hub name or global_step_<N>.")
+@click.option("--responses", type=click.IntRange(2), default=32, show_default=True, help="Responses that it scores.")
 def look(place: Path, **options: Any) -> None:
     """Show the rollouts that lie in folder or file PLACE as one page, and say why the run does not learn.
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cepo.terminal.lines import print_plain
 from cepo.terminal.progress import log_to_stderr, phase
 
+if TYPE_CHECKING:
+    from cepo.report.html_page import Section
 
-def look_at(place: Path, *, out: Path, most: int) -> None:
+
+def look_at(place: Path, *, out: Path, most: int, model: str | None, responses: int) -> None:
     """Reads rollouts, prints the diagnosis and writes the page; the parameters are the arguments of `cepo look`."""
     from cepo.look.look_page import write_look_page
     from cepo.look.reading import read_rollouts_of
@@ -17,9 +21,18 @@ def look_at(place: Path, *, out: Path, most: int) -> None:
     from cepo.report.responses import groups_of
 
     log_to_stderr()
-    with phase("reading the rollouts and drawing their page", is_brief=True):
+    with phase("reading the rollouts and looking for faults", is_brief=True):
         seen = read_rollouts_of(place, most=most)
         observed = Observed(groups_of(seen.responses), seen.metrics)
         findings = diagnosed(observed)
-        page = write_look_page(out, seen, observed, findings)
-    print_plain("\n".join([seen.line(), *seen.notes, *findings_lines(findings), f"page: {page}"]))
+    lines = [seen.line(), *seen.notes, *findings_lines(findings)]
+    contrast: list[Section] = []
+    if model is not None:
+        from cepo.look.contrast import contrast_sections, gauge, scored_groups
+
+        scored = scored_groups(observed.groups, model, responses=responses)
+        contrast = contrast_sections(scored)
+        lines.append(gauge(scored))
+    with phase("writing the page", is_brief=True):
+        page = write_look_page(out, seen, observed, findings, contrast=contrast)
+    print_plain("\n".join([*lines, f"page: {page}"]))

@@ -151,7 +151,8 @@ def easyr1_rows(text: str) -> Iterator[Tree]:
     """Yields the rows of EasyR1's `generations.log`; a prompt that comes again belongs to the next validation."""
     seen: dict[str, int] = {}
     entry = re.compile(
-        r"^\[prompt\] (?P<prompt>.*?)^\[output\] (?P<output>.*?)^\[ground_truth\] (?P<ground_truth>.*?)^\[score\] (?P<score>\S+)$",
+        r"^\[prompt\] (?P<prompt>.*?)^\[output\] (?P<output>.*?)"
+        r"^\[ground_truth\] (?P<ground_truth>.*?)^\[score\] (?P<score>\S+)$",
         re.DOTALL | re.MULTILINE,
     )
     for match in entry.finditer(text):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -41,8 +40,9 @@ def _pairs(group: ResponseGroup) -> Iterator[tuple[RecordedResponse, RecordedRes
 
 
 def _common_share(pair: tuple[RecordedResponse, RecordedResponse]) -> float:
-    texts = [response.response for response in pair]
-    return len(os.path.commonprefix(texts)) / max(1, *map(len, texts))
+    right, wrong = (response.response for response in pair)
+    equal = itertools.takewhile(lambda letters: letters[0] == letters[1], zip(right, wrong, strict=False))
+    return sum(1 for _ in equal) / max(1, len(right), len(wrong))
 
 
 def _words(text: str) -> list[str]:

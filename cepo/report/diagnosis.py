@@ -246,6 +246,7 @@ def learning_rate(observed: Observed) -> Finding | None:
         name="the weights do not change",
         figure=figure,
         advice="a higher learning rate, and weights in fp32 for the optimizer: bf16 rounds small changes away.",
+        evidence=observed.responses[-_EVIDENCE:],
     )
 
 
@@ -361,7 +362,7 @@ def entropy(observed: Observed) -> Finding | None:
         name="the entropy has collapsed",
         figure=f"It fell from {ends[0]:.3g} to {ends[1]:.3g} nats per token.",
         advice="a lower learning rate, a wider upper clip limit, or fewer steps.",
-        evidence=_some(iter(observed.responses[-_EVIDENCE:])),
+        evidence=observed.responses[-_EVIDENCE:],
     )
 
 
@@ -375,6 +376,7 @@ def clipping(observed: Observed) -> Finding | None:
         name="updates are clipped",
         figure=f"The ratio of probabilities is clipped at {_percent(lower + higher)} of the tokens.",
         advice="a lower learning rate, or fewer updates per batch of responses.",
+        evidence=observed.responses[-_EVIDENCE:],
     )
 
 
