@@ -14,7 +14,7 @@ from PIL import Image
 
 from cepo.algorithms import Estimator, build_estimator
 from cepo.config import RunConfig, load_config
-from cepo.credit.agreement import FIRST_STEP, Scorer, knowledge, signals_of
+from cepo.credit.agreement import FIRST_STEP, Scorer, Scoring, knowledge, signals_of
 from cepo.data.images import open_image
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.errors import DataError
@@ -40,6 +40,9 @@ _TEACHERS = {"positive": {"source": "peer_answer"}, "negative": {"source": "peer
 """Each teacher reads the final answer of a right or of a wrong response of the group."""
 
 
+_SETTINGS = ("worker.reward.num_cpus=1", "data.max_prompt_length=8192")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoredGroups:
     """Groups with the contrast of each token, and what the teachers know: see `cepo.credit.agreement.known`."""
@@ -50,7 +53,9 @@ class ScoredGroups:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Opened:
+class OpenedModel:
+    """A model with what its evidence needs beside it."""
+
     config: RunConfig
     processing: Processing
     rewards: RewardPool
@@ -77,18 +82,22 @@ def chosen_groups(groups: Sequence[ResponseGroup], *, responses: int) -> list[Re
     return of_size[-max(1, responses // size) :]
 
 
+def text_only(groups: Sequence[ResponseGroup]) -> list[ResponseGroup]:
+    """Returns groups without the names of their images, for a model that reads texts."""
+    return [ResponseGroup(responses=[replace(each, images=()) for each in group.responses]) for group in groups]
+
+
 @contextlib.contextmanager
-def opened(model: str, *, longest: int) -> Iterator[_Opened]:
+def opened(model: str, *, longest: int) -> Iterator[OpenedModel]:
     """Opens a model folder, a hub name or global_step_<N> of a run, in float32 on a processor."""
     actor_folder: Path | None = None
-    settings = ["worker.reward.num_cpus=1", "data.max_prompt_length=8192", f"data.max_response_length={longest + 1}"]
+    settings = [*_SETTINGS, f"data.max_response_length={longest + 1}"]
     if not torch.cuda.is_available():
         settings += ["worker.actor.fsdp.mp_param_dtype=fp32"]
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
         config, actor_folder = config_of_checkpoint(model, settings)
     else:
-        sources = ["data.train_files=none", "data.val_files=null", "trainer.val_before_train=false"]
-        config = load_config([f"worker.actor.model.model_path={model}", *sources, *settings])
+        config = config_of_model(model, settings)
     method = build_estimator(_METHOD, _TEACHERS)
     processing = load_processing(config.worker.actor.model, chat_template=config.data.override_chat_template)
     spec = WorkerSpec.of(config, teacher=method.teacher, needs_values=False, total_steps=1, most_visuals=(1, 1))
@@ -106,10 +115,16 @@ def opened(model: str, *, longest: int) -> Iterator[_Opened]:
         if actor_folder is not None:
             load_weights(actor, actor_folder)
     with contextlib.closing(RewardPool(config.worker.reward)) as rewards:
-        yield _Opened(config=config, processing=processing, rewards=rewards, backend=actor)
+        yield OpenedModel(config=config, processing=processing, rewards=rewards, backend=actor)
 
 
-def scored_by(session: _Opened, groups: Sequence[ResponseGroup]) -> ScoredGroups:
+def config_of_model(model: str, settings: Sequence[str] = _SETTINGS) -> RunConfig:
+    """Returns a configuration without data, which names a model."""
+    sources = ["data.train_files=none", "data.val_files=null", "trainer.val_before_train=false"]
+    return load_config([f"worker.actor.model.model_path={model}", *sources, *settings])
+
+
+def scored_by(session: Scoring, groups: Sequence[ResponseGroup]) -> ScoredGroups:
     """Scores groups of one size with an opened model."""
     method = build_estimator(_METHOD, _TEACHERS)
     rollouts = _rollouts_of(groups, session, method)
@@ -124,7 +139,7 @@ def scored_by(session: _Opened, groups: Sequence[ResponseGroup]) -> ScoredGroups
     )
 
 
-def _rollouts_of(groups: Sequence[ResponseGroup], session: _Opened, method: Estimator) -> Rollouts:
+def _rollouts_of(groups: Sequence[ResponseGroup], session: Scoring, method: Estimator) -> Rollouts:
     """Returns recorded responses as a step's rollouts; their own end token is added to those that were not cut."""
     processing = session.processing
     contexts = ContextBuilder(processing, method.teacher, max_context_length=session.config.data.max_prompt_length)

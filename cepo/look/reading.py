@@ -302,11 +302,18 @@ def _metrics_of(place: Path, form: Form) -> dict[str, dict[int, float]]:
     if form is TRL:
         run = folder.parent if folder.name == "completions" else folder
         states = sorted(run.glob("checkpoint-*/trainer_state.json"), key=lambda file: _step_of(file.parent / "state"))
-        for row in _history(states[-1:]):
-            for name, own_name in _TRL_NAMES.items():
-                value = row.get(name)
-                if isinstance(value, int | float):
-                    metrics.setdefault(own_name, {})[int(row["step"])] = float(value)
+        metrics = trl_metrics(list(_history(states[-1:])))
+    return metrics
+
+
+def trl_metrics(history: Iterable[Fields]) -> dict[str, dict[int, float]]:
+    """Returns the metrics of a trainer's `log_history` under the names of a run of cepo, by step."""
+    metrics: dict[str, dict[int, float]] = {}
+    for row in history:
+        for name, own_name in _TRL_NAMES.items():
+            value = row.get(name)
+            if isinstance(value, int | float):
+                metrics.setdefault(own_name, {})[int(row["step"])] = float(value)
     return metrics
 
 
