@@ -99,7 +99,10 @@ def closing_words(run: Run) -> str:
     if checkpoints:
         parts.append(f"checkpoint {checkpoints[-1]}")
     if run.last_step > 0:
-        parts += findings_lines(diagnosed_run(run))
+        try:
+            parts += findings_lines(diagnosed_run(run))
+        except CepoError as error:  # the run itself has succeeded
+            parts.append(f"no diagnosis: {error}")
     parts.append(f"next: cepo report {run.folder}")
     return "\n  ".join(parts)
 

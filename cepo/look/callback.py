@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ class _LiveModel:
         self._model = model
 
     @torch.no_grad()
-    def score(self, rows: list[ScoringRow]) -> list[Tensor]:
+    def score(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """Returns each row's log-probs at temperature 1, (response length,) float32 on the CPU, one row a pass."""
         was_training = self._model.training
         self._model.eval()

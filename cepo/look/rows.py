@@ -38,7 +38,7 @@ def response_of(row: Fields, step: int, *, parts: Mapping[str, float] | None = N
     if reward is None:
         return None
     text = text_of(_first(row, RESPONSE))
-    right = _first(row, _RIGHT) if parts is None else _first(parts, _RIGHT)
+    right = _number(_first(row if parts is None else parts, _RIGHT))
     length = _number(_first(row, _LENGTH))
     truncated = row.get("is_truncated", row.get("truncated"))
     return RecordedResponse(
@@ -49,7 +49,7 @@ def response_of(row: Fields, step: int, *, parts: Mapping[str, float] | None = N
         reward=reward,
         length=len(text) if length is None else int(length),
         ground_truth=_truth_of(_first(row, _TRUTH)),
-        right=None if _number(right) is None else float(right) >= 0.5,
+        right=None if right is None else right >= 0.5,
         finished=(not truncated) if isinstance(truncated, bool) else row.get("finished"),
         advantage=_number(row.get("advantage")),
         parts=parts or {},

@@ -51,7 +51,7 @@ def responses_of_step(file: Path) -> Iterator[RecordedResponse]:
             ):
                 raise DataError(f"{file} has too many values; accepted: at most {_MOST_VALUES:,}")
             table = content.read(columns=list(_COLUMNS))
-        lengths = pyarrow.compute.list_value_length(table.column(_LENGTHS)).to_pylist()
+        lengths = pyarrow.compute.call_function("list_value_length", [table.column(_LENGTHS)]).to_pylist()
         rows = table.drop_columns(_LENGTHS).to_pylist()
     except (pyarrow.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise DataError(

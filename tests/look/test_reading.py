@@ -72,7 +72,7 @@ def test_a_batch_that_trl_logs_again_is_counted_once(tmp_path: Path) -> None:
     assert "repeat the responses of the file before" in " ".join(seen.notes)
 
 
-def test_problems_with_equal_texts_and_other_images_stay_two_groups(tmp_path: Path) -> None:
+def test_problems_with_equal_texts_stay_two_groups(tmp_path: Path) -> None:
     """TRL strips images; of eight equal prompts in a row, four and four are groups if another prompt has four."""
     other = trl_table(1, "7878", [0.0] * 4).assign(prompt=[message("user", "Another?") for _ in range(4)])
     write_trl(tmp_path, [pandas.concat([trl_table(1, "45454545", [1.0, 0.0] * 4), other])])
@@ -80,7 +80,7 @@ def test_problems_with_equal_texts_and_other_images_stay_two_groups(tmp_path: Pa
     assert sizes == [4, 4, 4]
 
 
-def test_verls_rollout_data_dir_is_grouped_by_prompt_after_it_was_balanced(tmp_path: Path) -> None:
+def test_verls_balanced_rollouts_are_grouped_by_prompt(tmp_path: Path) -> None:
     """verl's _dump_generations: input, output, gts, score, step and the reward's extras, in the order of balanced batches."""
     prompts = ["system\nBe brief.\nuser\nOne?\nassistant\n", "system\nBe brief.\nuser\nTwo?\nassistant\n"]
     rows: list[dict[str, Any]] = []
@@ -116,7 +116,7 @@ def nemo_row(reward: float, gap: float) -> dict[str, Any]:
     }
 
 
-def test_nemo_rls_training_data_have_the_policys_turn_and_its_log_probs(tmp_path: Path) -> None:
+def test_nemo_rls_rows_have_the_policys_turn_and_log_probs(tmp_path: Path) -> None:
     write_lines(tmp_path / "exp_001" / "train_data_step3.jsonl", [nemo_row(1.0, 0.25), nemo_row(0.0, -0.25)])
     seen = read_rollouts_of(tmp_path)
     assert seen.form == "NeMo-RL's training data"
