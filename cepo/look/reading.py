@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
         place=place,
         form=form.name,
         num_files=len(files),
-        responses=_completed(responses),
+        responses=_completed(responses, place if place.is_dir() else place.parent),
         metrics=_metrics_of(place, form),
         notes=notes,
         lacks=list(_lacking(responses)),
@@ -186,8 +187,12 @@ def _columns(file: Path, names: Sequence[str] | None = None) -> Any:
     """Reads these columns of a Parquet file, by default all but those of lists of numbers, which are long."""
     with open_regular(file) as opened:
         content = pyarrow.parquet.ParquetFile(opened)
-        if content.metadata.num_rows > _MOST_VALUES:
-            raise DataError(f"{file} has {content.metadata.num_rows:,} rows; accepted: at most {_MOST_VALUES:,}")
+        groups = [content.metadata.row_group(number) for number in range(content.num_row_groups)]
+        if (
+            sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+            > _MOST_VALUES
+        ):
+            raise DataError(f"{file} has too many values; accepted: at most {_MOST_VALUES:,}")
         if names is None:
             schema = content.schema_arrow
             names = [column.name for column in schema if not _is_of_numbers(column.type)]
@@ -241,8 +246,8 @@ FORMS = (
 _NO_ROLLOUTS = (METRICS_FILE, "experiment_log.jsonl", "trainer_log.jsonl")
 
 
-def _completed(responses: Sequence[RecordedResponse]) -> list[RecordedResponse]:
-    """Adds groups and verdicts where the files have none.
+def _completed(responses: Sequence[RecordedResponse], folder: Path) -> list[RecordedResponse]:
+    """Adds groups and verdicts where the files have none, and leaves out images that do not lie in the folder.
 
     Responses to one prompt follow each other in most files, where two problems may have the same text and other images: the
     size of a group is then the greatest common divisor of the numbers of equal prompts in a row. A response is right if
@@ -251,6 +256,7 @@ def _completed(responses: Sequence[RecordedResponse]) -> list[RecordedResponse]:
     largest = max(response.reward for response in responses)
     runs = [list(run) for _, run in itertools.groupby(responses, key=lambda response: (response.step, response.prompt))]
     size = math.gcd(*map(len, runs))
+    image_of = cache(partial(_image_in, folder.resolve()))
     completed: list[RecordedResponse] = []
     for number, run in enumerate(runs):
         for place, response in enumerate(run):
@@ -260,8 +266,15 @@ def _completed(responses: Sequence[RecordedResponse]) -> list[RecordedResponse]:
             right = response.right
             if right is None:
                 right = response.reward > 0 and response.reward >= largest / 2
-            completed.append(replace(response, group=group, right=right))
+            images = [image for name in response.images if (image := image_of(name)) is not None]
+            completed.append(replace(response, group=group, right=right, images=images))
     return completed
+
+
+def _image_in(folder: Path, name: str) -> str | None:
+    """Returns the path of an image; None outside the folder: a row that a stranger wrote must not bring a file onto a page."""
+    path = (folder / name).resolve()
+    return str(path) if path.is_relative_to(folder) and path.is_file() else None
 
 
 def _lacking(responses: Sequence[RecordedResponse]) -> Iterator[str]:

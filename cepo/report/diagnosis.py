@@ -335,17 +335,19 @@ def _phrases(text: str) -> Iterator[str]:
 
 
 def held_out(observed: Observed) -> Finding | None:
-    """The training reward rises, and the accuracy on held-out problems does not."""
+    """The training reward rises or holds, and the accuracy on held-out problems does not."""
     rewards = observed.ends("reward/mean")
     accuracies = observed.values("val/accuracy")
     if rewards is None or len(accuracies) < 2:
         return None
     rise = rewards[1] - rewards[0]
     change = accuracies[-1] - accuracies[0]
-    if rise < _RISE or change > _FALL:
+    rises_alone = rise >= _RISE and change <= _FALL
+    holds_alone = rise >= -_FALL and change <= -_RISE
+    if not (rises_alone or holds_alone):
         return None
     return Finding(
-        name="the reward rises alone",
+        name="held-out accuracy does not follow",
         figure=f"The training reward went from {rewards[0]:.2f} to {rewards[1]:.2f}, held-out accuracy from "
         f"{accuracies[0]:.2f} to {accuracies[-1]:.2f}.",
         advice="read the best-rewarded responses of the last steps: are they right? More or other problems, if they are.",

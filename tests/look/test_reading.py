@@ -168,6 +168,23 @@ def test_a_run_of_cepo_is_read_with_its_metrics_and_images(tmp_path: Path) -> No
     assert seen.responses[0].length == 3
 
 
+def test_an_image_outside_the_folder_is_left_out(tmp_path: Path) -> None:
+    """A stranger's row must not bring another file of the reader onto a page that is then shown to others."""
+    outside, inside = tmp_path / "secret.png", tmp_path / "rollouts" / "own.png"
+    inside.parent.mkdir()
+    for file in (outside, inside):
+        file.write_bytes(b"png")
+    row = {
+        "prompt": "One?",
+        "completion": "1",
+        "reward": 1.0,
+        "images": ["own.png", "../secret.png", str(outside), "none.png"],
+    }
+    write_lines(tmp_path / "rollouts" / "rows.jsonl", [row])
+    (response,) = read_rollouts_of(tmp_path / "rollouts").responses
+    assert response.images == [str(inside)]
+
+
 @pytest.mark.parametrize("names", [("prompt", "completion", "reward"), ("problem", "response", "score")])
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_plain_rows_are_read_by_either_names(tmp_path: Path, names: tuple[str, str, str], suffix: str) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy
 import pytest
+from run_folders import write_run
 
 from cepo.report.diagnosis import NOTHING_FOUND, Observed, diagnosed
 from cepo.report.findings import findings_lines, findings_section
+from cepo.report.page import open_run, write_report
 from cepo.report.responses import RecordedResponse, groups_of
+from cepo.train import closing_words
 
 STEPS = 12
 GROUPS = 8
@@ -104,7 +108,11 @@ def test_a_fault_in_the_responses_is_named_first(change: Change, first: str) -> 
         ({"actor/pg_clipfrac_higher": dict.fromkeys(range(1, 5), 0.3)}, "updates are clipped"),
         (
             {"reward/mean": {step: step / 12 for step in range(1, 13)}, "val/accuracy": {0: 0.5, 12: 0.4}},
-            "the reward rises alone",
+            "held-out accuracy does not follow",
+        ),
+        (
+            {"reward/mean": dict.fromkeys(range(1, 13), 0.8), "val/accuracy": {0: 0.52, 12: 0.15}},
+            "held-out accuracy does not follow",
         ),
         ({"rollout/log_prob_gap_mean": {1: 0.5}}, "sampler and trainer differ"),
         ({"response_length/clip_ratio": {1: 0.6}}, "responses are cut"),
@@ -134,3 +142,19 @@ def test_dead_groups_are_told_by_difficulty() -> None:
 
 def test_a_run_without_steps_has_no_fault() -> None:
     assert diagnosed(Observed([])) == []
+
+
+def test_the_report_and_the_end_of_training_have_the_diagnosis(tmp_path: Path) -> None:
+    rows = [(step, {"reward/mean": 0.1 * step, "actor/lr": 0.0}) for step in range(1, 5)]
+    run = write_run(tmp_path / "run", rows)
+    assert "The learning rate was 0 in all 4 steps." in write_report(run).read_text(encoding="utf-8")
+    assert "the weights do not change: The learning rate was 0 in all 4 steps." in closing_words(open_run(run))
+
+
+def test_damaged_rollouts_do_not_fail_a_run_that_has_finished(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [(1, {"reward/mean": 0.5})])
+    (run / "rollouts").mkdir(exist_ok=True)
+    (run / "rollouts" / "step_00000001.parquet").write_bytes(b"PAR1")
+    words = closing_words(open_run(run))
+    assert "no diagnosis: " in words
+    assert "next: cepo report" in words
