@@ -46,7 +46,7 @@ def _common_share(pair: tuple[RecordedResponse, RecordedResponse]) -> float:
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"\s*(?:\w+|[^\w\s]|\Z)", text)
+    return re.findall(r"\s*(?:\w+|[^\w\s])|\s+\Z", text)
 
 
 def _shown(response: RecordedResponse, other: RecordedResponse) -> CreditedResponse:
@@ -66,7 +66,7 @@ def _shown(response: RecordedResponse, other: RecordedResponse) -> CreditedRespo
     return CreditedResponse(
         title=f"{verdict} response, step {response.step}, reward {response.reward:.3g}",
         problem=visible(response.prompt),
-        ground_truth=visible(response.ground_truth) or "not recorded",
+        ground_truth=visible(response.ground_truth or "not recorded"),
         image=None,
         rows=[ColouredRow(label="words", tokens=tokens)],
     )

@@ -10,7 +10,7 @@ from cepo.report.html_page import CreditedResponse, Section
 from cepo.report.recorded_run import RunData
 from cepo.report.responses import RecordedResponse
 
-WHY = "Why it does not learn"
+FAULTS = "What keeps it from learning"
 _LONGEST = 2_000
 """Characters of a response that is evidence; of a longer one its beginning and its end are shown."""
 
@@ -21,8 +21,8 @@ def findings_section(findings: Sequence[Finding]) -> Section:
     responses: list[CreditedResponse] = []
     for finding in findings:
         notes.append(f"{finding.name.capitalize()}. {finding.figure} Try: {finding.advice}")
-        responses += [as_evidence(response, finding.name) for response in finding.evidence]
-    return Section(title=WHY, notes=notes or [NOTHING_FOUND], responses=responses, closed=not findings)
+        responses += [as_evidence(response, finding.name.capitalize()) for response in finding.evidence]
+    return Section(title=FAULTS, notes=notes or [NOTHING_FOUND], responses=responses, closed=not findings)
 
 
 def as_evidence(response: RecordedResponse, title: str) -> CreditedResponse:
@@ -35,7 +35,7 @@ def as_evidence(response: RecordedResponse, title: str) -> CreditedResponse:
     return CreditedResponse(
         title=f"{title}: step {response.step}, {verdict}, reward {response.reward:.3g}",
         problem=visible(response.prompt[-_LONGEST:]),
-        ground_truth=visible(response.ground_truth) or "not recorded",
+        ground_truth=visible(response.ground_truth or "not recorded"),
         image=None,
         rows=[ColouredRow(label="response", tokens=[token])],
     )

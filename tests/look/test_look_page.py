@@ -61,9 +61,10 @@ def test_the_command_prints_the_diagnosis_and_writes_one_file(
     assert f"page: {out}" in printed
     page = Tags(out)
     text = " ".join(page.texts)
-    for heading in ("Why it does not learn", "The clearest pair", "Curves", "Responses", "Groups"):
+    for heading in ("What keeps it from learning", "The clearest pair", "Curves", "Responses", "Groups"):
         assert heading in text
     assert "40 of 40 responses" in text
+    assert "∅" not in text
     assert all(address.startswith(("#", "data:")) for address in page.addresses), "nothing is loaded"
 
 
