@@ -35,7 +35,7 @@ _MOST_VALUES = 200_000_000
 
 def groups_of_run(folder: Path) -> list[ResponseGroup]:
     """Returns the recorded groups of a run, oldest first; raises `DataError` as `responses_of_step`."""
-    files = sorted(folder.glob(STEP_FILES))
+    files = [file for file in sorted(folder.glob(STEP_FILES)) if file.stem.removeprefix("step_").isdecimal()]
     return groups_of(response for file in files for response in responses_of_step(file))
 
 
