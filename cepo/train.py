@@ -84,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def closing_words(run: Run) -> str:
-    """Returns the result of a finished run, how long it took, where it is, and what to do with it next."""
+    """Returns the result of a finished run, how long it took, where it is, what keeps it from learning, and what to do next."""
+    from cepo.report.findings import diagnosed_run, findings_lines
+
     parts = [f"finished step {run.last_step} after {duration(run.seconds)}"]
     steps, accuracies = run.series("val/accuracy")
     if len(accuracies) > 1:
@@ -96,6 +98,11 @@ def closing_words(run: Run) -> str:
     checkpoints = list(run.checkpoints.values())
     if checkpoints:
         parts.append(f"checkpoint {checkpoints[-1]}")
+    if run.last_step > 0:
+        try:
+            parts += findings_lines(diagnosed_run(run))
+        except CepoError as error:  # the run itself has succeeded
+            parts.append(f"no diagnosis: {error}")
     parts.append(f"next: cepo report {run.folder}")
     return "\n  ".join(parts)
 

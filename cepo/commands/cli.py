@@ -281,6 +281,26 @@ def show(model: str, data: str, settings: Sequence[str], **options: Any) -> None
     show_credit(model, data, settings, **options)
 
 
+@cli.command(short_help="Show the rollouts of any trainer, and why it does not learn.")
+@click.argument("place", type=click.Path(path_type=Path))
+@click.option("--out", type=_FILE, default="look.html", show_default=True, help="Page to write.")
+@click.option(
+    "--most", type=click.IntRange(1), default=200_000, show_default=True, help="Rollouts read, of a larger run."
+)
+@click.option("--model", help="Score tokens by two teachers with this model: a folder, a hub name or global_step_<N>.")
+@click.option("--responses", type=click.IntRange(2), default=32, show_default=True, help="Responses that it scores.")
+def look(place: Path, **options: Any) -> None:
+    """Show the rollouts that lie in folder or file PLACE as one page, and say why the run does not learn.
+
+    Recognised are TRL's completions/*.parquet, verl's rollout_data_dir, NeMo-RL's train_data_step*.jsonl, prime-rl's
+    train_rollouts.jsonl, EasyR1's generations.log, runs of cepo, and JSON lines or Parquet with prompt, completion and
+    reward.
+    """
+    from cepo.commands.look import look_at
+
+    look_at(place, **options)
+
+
 @cli.command()
 @takes_settings
 def doctor(settings: Sequence[str]) -> int:

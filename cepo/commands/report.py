@@ -30,7 +30,9 @@ def write_report_of_run(
 ) -> None:
     """Prints the summary of a run and writes its page; the parameters are the options of `cepo report`."""
     from cepo.algorithms import load_plugin
+    from cepo.report.findings import diagnosed_run, findings_lines
     from cepo.report.page import save_curves, write_report
+    from cepo.report.recorded_run import load_run
     from cepo.report.summary import run_summary
 
     run = run_folder_of(run)
@@ -41,7 +43,9 @@ def write_report_of_run(
         summary = run_summary(run)
         path = write_report(run, out)
     SafeConsole().print(summary)
-    lines = [f"curves: {save_curves(run, file)}" for file in figures]
+    recorded = load_run(run)
+    lines = list(findings_lines(diagnosed_run(recorded))) if recorded.last_step > 0 else []
+    lines += [f"curves: {save_curves(run, file)}" for file in figures]
     lines.append(f"page: {path}")
     print_plain("\n".join(lines))
     has_display = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

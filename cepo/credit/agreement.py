@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 
 import numpy
 import torch
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cepo.algorithms import Estimator, statistics
-from cepo.credit.resources import Session
+from cepo.config import RunConfig
 from cepo.credit.truth import Numbers, Truth
 from cepo.data.batch import ScoringRow
 from cepo.data.prompts import ContextBuilder
 from cepo.files.trees import Tree
+from cepo.models.processing import Processing
+from cepo.rewards.pool import RewardPool
 from cepo.trainer.batches import ScoredBatch, scored_batch
 from cepo.trainer.planning import ScoringPlan, View, make_plan
 from cepo.trainer.rollout_groups import rollout_groups
@@ -47,7 +49,28 @@ class MethodSignal:
     signal: TokenSignal
 
 
-def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Session) -> list[MethodSignal]:
+class Scoring(Protocol):
+    """What scores responses: settings, a processor, a grader, and a model."""
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def processing(self) -> Processing: ...
+    @property
+    def rewards(self) -> RewardPool: ...
+    @property
+    def backend(self) -> Scorer: ...
+
+
+class Scorer(Protocol):
+    """The part of a worker that scores rows."""
+
+    def score(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Returns each row's log-probs, (response length,)."""
+        ...
+
+
+def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Scoring) -> list[MethodSignal]:
     """Returns the signal of each method; rows that several methods read are scored once."""
     config = session.config
     groups = rollout_groups(

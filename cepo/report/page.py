@@ -15,6 +15,7 @@ from cepo.files.trees import Fields, leaves
 from cepo.report.charts import HELD_OUT, chart_sections, run_charts
 from cepo.report.credit_view import credit_view
 from cepo.report.drawing import save_figure
+from cepo.report.findings import diagnosed_run, findings_section
 from cepo.report.html_page import Section, Table, write_page
 from cepo.report.html_snippet import fragment
 from cepo.report.recorded_run import RunData, as_yaml, load_run
@@ -62,7 +63,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
         results=page_results(run),
         first=first,
         credit=credit_view(run),
-        sections=[*chart_sections(charts, first=first), *_records(run)],
+        sections=[*chart_sections(charts, first=first), *_diagnosis(run), *_records(run)],
         clocks=_clocks(run),
     )
 
@@ -70,6 +71,12 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
 def save_curves(run_folder: Path, out: Path) -> Path:
     """Draws a run's charts into one PNG, PDF or SVG file; returns its path; raises `DataError` as `write_report`."""
     return save_figure(run_charts(load_run(run_folder)), out)
+
+
+def _diagnosis(run: RunData) -> Iterator[Section]:
+    """Yields why the run does not learn, once it has made steps."""
+    if run.last_step > 0:
+        yield findings_section(diagnosed_run(run))
 
 
 def _clocks(run: RunData) -> dict[str, dict[int, float]]:

@@ -33,7 +33,7 @@ LEVELS = {
     "microgeo": 4, "rollout": 4, "workers": 4,
     "evaluation": 5, "report": 5, "trainer": 5,
     "runtime": 6,
-    "credit": 7, "integrations": 7,
+    "credit": 7, "integrations": 7, "look": 7,
     "commands": 8,
 }  # fmt: skip
 TOP = 8
@@ -103,7 +103,7 @@ def test_imports_point_down_the_table_only() -> None:
     assert not imports_where(upward)
 
 
-COMPANIONS = {"report", "evaluation", "credit", "integrations", "microgeo"}
+COMPANIONS = {"report", "evaluation", "credit", "integrations", "look", "microgeo"}
 """Rooms that read run folders or call the trainer. The modules at the package's root and the commands lead to them."""
 
 

@@ -22,10 +22,14 @@ from cepo.credit.credit_page import write_credit_page
 from cepo.evaluation.evaluation_page import write_evaluations
 from cepo.evaluation.results import write_results
 from cepo.evaluation.statistics import benchmark_figures
+from cepo.look.look_page import write_look_page
+from cepo.look.reading import read_rollouts_of
 from cepo.report.compare import compare_runs, write_comparison
 from cepo.report.credit_view import step_credit
+from cepo.report.diagnosis import Observed, diagnosed
 from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
+from cepo.report.responses import groups_of
 from cepo.run_folder.layout import STAGES
 from cepo.run_folder.pictures import thumbnail
 from cepo.run_folder.trace import GroupRecord, RolloutRecord, read_rollouts
@@ -684,3 +688,33 @@ def test_axe_has_no_serious_finding_on_any_page(
         serious = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
         nodes = [(one["id"], node["html"][:150], node["failureSummary"]) for one in serious for node in one["nodes"]]
         assert nodes == [], page_file.name
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_page_of_rollouts_fits_and_is_searched(browser: Browser, tmp_path: Path, width: int) -> None:
+    """Of 40 responses, 20 are right; a verdict and a word choose among them, and nothing is wider than the window."""
+    lines = [
+        {
+            "prompt": f"Problem {number}?",
+            "completion": f"It is {answer}.",
+            "reward": float(answer == 5),
+            "step": 1 + number // 5,
+        }
+        for number in range(10)
+        for answer in (5, 7) * 2
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    seen = read_rollouts_of(file)
+    observed = Observed(groups_of(seen.responses), seen.metrics)
+    page = write_look_page(tmp_path / "look.html", seen, observed, diagnosed(observed))
+    for scheme in ("light", "dark"):
+        opened = Opened(browser, page, color_scheme=scheme, viewport={"width": width, "height": 900})
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert opened.draw_all() == 3
+        table = opened.page.locator(".table", has=opened.page.locator("caption", has_text="40 of 40 responses"))
+        table.locator("select").first.select_option("right")
+        expect(table.locator("output")).to_have_text("20 of 20 rows")
+        table.locator("input[type=search]").fill("Problem 3?")
+        expect(table.locator("output")).to_have_text("2 of 2 rows")
+        assert opened.is_quiet()

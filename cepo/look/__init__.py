@@ -1,0 +1,1 @@
+"""Shows the rollouts of any trainer, as they lie in its files."""

@@ -1,0 +1,337 @@
+"""Finds and reads the rollouts of a trainer, as they lie in a folder or a file, and says what their files lack."""
+
+# pyright: basic
+# pyarrow has no types.
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from cepo.errors import DataError
+from cepo.files.safe_files import damaged_as, objects_in, open_regular, read_json, read_text
+from cepo.files.trees import Fields, Tree
+from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of
+from cepo.report.responses import RecordedResponse
+from cepo.report.run_responses import STEP_FILES, responses_of_step
+from cepo.run_folder.layout import METRICS_FILE
+from cepo.run_folder.records import read_metrics
+
+MOST_ROLLOUTS = 200_000
+_MOST_VALUES = 200_000_000
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What a trainer writes: the names of its files, and how one of them is read."""
+
+    name: str
+    pattern: str
+    read: Callable[[Path], Iterator[RecordedResponse]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenRollouts:
+    """Rollouts that were read, by `form`; `notes` say what was left out, and `lacks` what the files do not have."""
+
+    place: Path
+    form: str
+    num_files: int
+    responses: Sequence[RecordedResponse] = field(repr=False)
+    metrics: Mapping[str, Mapping[int, float]] = field(repr=False)
+    notes: Sequence[str]
+    lacks: Sequence[str]
+
+    def line(self) -> str:
+        """Returns in one line what was recognised, and what it lacks."""
+        text = f"{self.form}: {len(self.responses):,} rollouts in {self.num_files:,} files"
+        return f"{text}; not recorded: {', '.join(self.lacks)}" if self.lacks else text
+
+
+def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
+    """Reads the rollouts of a folder or a file, of at most about so many with whole files evenly spread over the run.
+
+    Raises `DataError`: nothing there is known, a file is damaged, or it is a pickle, which would run code when opened.
+    """
+    form, files = _recognised(place)
+    chosen = _spread(form, files, most)
+    notes: list[str] = []
+    if len(chosen) < len(files):
+        notes.append(f"{len(chosen):,} of {len(files):,} files were read, evenly spread over the run.")
+    responses: list[RecordedResponse] = []
+    num_repeated = 0
+    last_texts: list[str] = []
+    for file in chosen:
+        with damaged_as(file, f"cannot be read as rollouts of {form.name}"):
+            of_file = list(itertools.islice(form.read(file), most))
+        texts = [response.response for response in of_file]
+        if texts == last_texts and len(set(texts)) > 1:
+            num_repeated += 1
+            continue
+        last_texts = texts
+        responses += of_file
+    if num_repeated:
+        notes.append(f"{num_repeated:,} files repeat the responses of the file before, and are left out.")
+    if not responses:
+        raise DataError(f"{place}: {form.name}, but no response in it has a reward")
+    return SeenRollouts(
+        place=place,
+        form=form.name,
+        num_files=len(files),
+        responses=_completed(responses, place if place.is_dir() else place.parent),
+        metrics=_metrics_of(place, form),
+        notes=notes,
+        lacks=list(_lacking(responses)),
+    )
+
+
+def _recognised(place: Path) -> tuple[Form, list[Path]]:
+    """Returns the first form of which there are files, and those in the order of their steps."""
+    if place.is_file():
+        _refuse_pickle(place)
+        for form in FORMS:
+            if place.match(form.pattern):
+                return _named(form, place), [place]
+        raise DataError(f"{place} has no known form; accepted: {', '.join(sorted({form.pattern for form in FORMS}))}")
+    if not place.is_dir():
+        raise DataError(f"{place} does not exist")
+    for form in FORMS:
+        if form is OWN and not (place / METRICS_FILE).exists():
+            continue
+        files = sorted(place.rglob(form.pattern), key=lambda file: (_step_of(file), str(file)))
+        files = [file for file in files if file.name not in _NO_ROLLOUTS]
+        if files:
+            return _named(form, files[0]), files
+    for file in sorted(place.iterdir()):
+        _refuse_pickle(file)
+    raise DataError(
+        f"{place} has no rollouts: none of {', '.join(dict.fromkeys(form.pattern for form in FORMS))}. TRL writes them with "
+        "log_completions=True, verl with trainer.rollout_data_dir=FOLDER, cepo with trainer.rollouts_to_log"
+    )
+
+
+def _refuse_pickle(file: Path) -> None:
+    if file.suffix in _PICKLES:
+        raise DataError(
+            f"{file} may be a pickle, which can run any code when it is opened; accepted: JSON lines or Parquet"
+        )
+
+
+def _named(form: Form, file: Path) -> Form:
+    """Returns the form with the trainer's name, if the names of a row tell it."""
+    if form is not LINES:
+        return form
+    row = next(_objects(file), None)
+    if row is None:
+        raise DataError(f"{file} has no rows")
+    if "nodes" in row or "train_rollouts" in file.name:
+        return replace(form, name="prime-rl's rollouts")
+    require_names(row, str(file))
+    is_verls = {"input", "output", "score"} <= row.keys()
+    return replace(form, name="verl's rollout_data_dir" if is_verls else form.name)
+
+
+def _spread(form: Form, files: Sequence[Path], most: int) -> Sequence[Path]:
+    """Returns every file, or if they have too many rollouts by the size of the first, every second, third, and so on."""
+    if len(files) == 1:
+        return files
+    number = sum(1 for _ in form.read(files[0]))
+    stride = max(1, math.ceil(number * len(files) / most))
+    return files[::stride]
+
+
+def _step_of(file: Path) -> int:
+    """Returns the last number in a file's name, or in that of its folder; 0 without."""
+    for name in (file.stem, file.parent.name):
+        numbers = re.findall(r"\d+", name)
+        if numbers:
+            return int(numbers[-1])
+    return 0
+
+
+def _objects(file: Path) -> Iterator[Tree]:
+    with open_regular(file) as opened:
+        yield from (row for row, _ in objects_in(file, opened))
+
+
+def _lines(file: Path) -> Iterator[RecordedResponse]:
+    step = _step_of(file)
+    for row in _objects(file):
+        response = prime_response(row, step) if "nodes" in row else response_of(row, step)
+        if response is not None:
+            yield response
+
+
+def _nemo(file: Path) -> Iterator[RecordedResponse]:
+    step = _step_of(file)
+    yield from (nemo_response(row, step) for row in _objects(file))
+
+
+def _easyr1(file: Path) -> Iterator[RecordedResponse]:
+    for row in easyr1_rows(read_text(file)):
+        response = response_of(row, row["step"])
+        assert response is not None, "every entry has a score"
+        yield response
+
+
+def _columns(file: Path, names: Sequence[str] | None = None) -> Any:
+    """Reads these columns of a Parquet file, by default all but those of lists of numbers, which are long."""
+    with open_regular(file) as opened:
+        content = pyarrow.parquet.ParquetFile(opened)
+        groups = [content.metadata.row_group(number) for number in range(content.num_row_groups)]
+        if (
+            sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+            > _MOST_VALUES
+        ):
+            raise DataError(f"{file} has too many values; accepted: at most {_MOST_VALUES:,}")
+        if names is None:
+            schema = content.schema_arrow
+            names = [column.name for column in schema if not _is_of_numbers(column.type)]
+        try:
+            return content.read(columns=list(names))
+        except pyarrow.ArrowException as error:
+            raise DataError(f"{file} cannot be read as Parquet ({type(error).__name__})") from error
+
+
+def _is_of_numbers(kind: Any) -> bool:
+    return pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
+
+
+def _trl(file: Path) -> Iterator[RecordedResponse]:
+    """Yields TRL's completions; every column of floats but the advantage is a reward function's."""
+    table = _columns(file)
+    floats = [
+        column.name for column in table.schema if pyarrow.types.is_floating(column.type) and column.name != "advantage"
+    ]
+    for row in table.to_pylist():
+        parts = {name: math.nan if row[name] is None else row[name] for name in floats}
+        response = response_of(row, _step_of(file), parts=parts)
+        if response is not None:
+            yield response
+
+
+def _table(file: Path) -> Iterator[RecordedResponse]:
+    """Yields the rows of another Parquet file, which has the names of a file of JSON lines."""
+    step = _step_of(file)
+    table = _columns(file)
+    require_names(dict.fromkeys(table.column_names), str(file))
+    for row in table.to_pylist():
+        response = response_of(row, step)
+        if response is not None:
+            yield response
+
+
+OWN = Form(name="a run of cepo", pattern=STEP_FILES, read=responses_of_step)
+TRL = Form(name="TRL's completions", pattern="completions_*.parquet", read=_trl)
+LINES = Form(name="JSON lines", pattern="*.jsonl", read=_lines)
+FORMS = (
+    OWN,
+    TRL,
+    Form(name="NeMo-RL's training data", pattern="train_data_step*.jsonl", read=_nemo),
+    Form(name="EasyR1's generations", pattern="generations*.log", read=_easyr1),
+    replace(LINES, name="prime-rl's rollouts", pattern="train_rollouts.jsonl"),
+    LINES,
+    Form(name="a Parquet table", pattern="*.parquet", read=_table),
+)
+"""The forms in the order in which they are looked for: one with names of its own comes before one that many programs write."""
+_NO_ROLLOUTS = (METRICS_FILE, "experiment_log.jsonl", "trainer_log.jsonl")
+
+
+def _completed(responses: Sequence[RecordedResponse], folder: Path) -> list[RecordedResponse]:
+    """Adds groups and verdicts where the files have none, and leaves out images that do not lie in the folder.
+
+    Responses to one prompt follow each other in most files, where two problems may have the same text and other images: the
+    size of a group is then the greatest common divisor of the numbers of equal prompts in a row. A response is right if
+    its reward is more than 0 and at least half of the largest.
+    """
+    largest = max(response.reward for response in responses)
+    runs = [list(run) for _, run in itertools.groupby(responses, key=lambda response: (response.step, response.prompt))]
+    size = math.gcd(*map(len, runs))
+    image_of = cache(partial(_image_in, folder.resolve()))
+    completed: list[RecordedResponse] = []
+    for number, run in enumerate(runs):
+        for place, response in enumerate(run):
+            group = response.group
+            if not group:
+                group = f"{number}.{place // size}" if size > 1 else response.prompt
+            right = response.right
+            if right is None:
+                right = response.reward > 0 and response.reward >= largest / 2
+            images = [image for name in response.images if (image := image_of(name)) is not None]
+            completed.append(replace(response, group=group, right=right, images=images))
+    return completed
+
+
+def _image_in(folder: Path, name: str) -> str | None:
+    """Returns the path of an image; None outside the folder: a row that a stranger wrote must not bring a file onto a page."""
+    path = (folder / name).resolve()
+    return str(path) if path.is_relative_to(folder) and path.is_file() else None
+
+
+def _lacking(responses: Sequence[RecordedResponse]) -> Iterator[str]:
+    """Yields what no response has."""
+    tests: dict[str, Callable[[RecordedResponse], bool]] = {
+        "right answers": lambda response: bool(response.ground_truth),
+        "which responses were cut": lambda response: response.finished is not None,
+        "images": lambda response: bool(response.images),
+        "log-probs": lambda response: response.surprise is not None,
+    }
+    for name, has in tests.items():
+        if not any(map(has, responses)):
+            yield name
+
+
+_TRL_NAMES = {
+    "reward": "reward/mean",
+    "entropy": "rollout/entropy",
+    "learning_rate": "actor/lr",
+    "completions/clipped_ratio": "response_length/clip_ratio",
+    "completions/mean_length": "response_length/mean",
+    "clip_ratio/low_mean": "actor/pg_clipfrac_lower",
+    "clip_ratio/high_mean": "actor/pg_clipfrac_higher",
+    "sampling/sampling_logp_difference/mean": "rollout/log_prob_gap_mean",
+    "eval_reward": "val/accuracy",
+}
+"""The names of TRL's metrics, and those of a run of cepo."""
+
+
+def _metrics_of(place: Path, form: Form) -> dict[str, dict[int, float]]:
+    """Returns the metrics that lie beside the rollouts, under the names of a run of cepo: of TRL, in its last checkpoint."""
+    folder = place if place.is_dir() else place.parent
+    metrics: dict[str, dict[int, float]] = {}
+    if form is OWN:
+        for row in read_metrics(folder):
+            for name, value in row.values.items():
+                metrics.setdefault(name, {})[row.step] = value
+    if form is TRL:
+        run = folder.parent if folder.name == "completions" else folder
+        states = sorted(run.glob("checkpoint-*/trainer_state.json"), key=lambda file: _step_of(file.parent / "state"))
+        metrics = trl_metrics(list(_history(states[-1:])))
+    return metrics
+
+
+def trl_metrics(history: Iterable[Fields]) -> dict[str, dict[int, float]]:
+    """Returns the metrics of a trainer's `log_history` under the names of a run of cepo, by step."""
+    metrics: dict[str, dict[int, float]] = {}
+    for row in history:
+        for name, own_name in _TRL_NAMES.items():
+            value = row.get(name)
+            if isinstance(value, int | float):
+                metrics.setdefault(own_name, {})[int(row["step"])] = float(value)
+    return metrics
+
+
+def _history(files: Iterable[Path]) -> Iterator[Fields]:
+    for file in files:
+        state = read_json(file, dict)
+        with damaged_as(file, "is no trainer state"):
+            yield from (row for row in state["log_history"] if "step" in row)

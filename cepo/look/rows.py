@@ -1,0 +1,202 @@
+"""Turns a row of a trainer's file into a recorded response."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy
+
+from cepo.errors import DataError
+from cepo.files.trees import Fields, Tree, is_dict, is_list
+from cepo.report.responses import RecordedResponse
+
+PROMPT = ("prompt", "problem", "question", "input", "query")
+RESPONSE = ("completion", "response", "output", "generation")
+REWARD = ("reward", "score", "overall")
+_TRUTH = ("ground_truth", "gts", "answer", "solution", "label")
+_RIGHT = ("acc", "accuracy", "correct", "is_correct", "right")
+_GROUP = ("group_id", "prompt_id", "uid", "example_id", "group")
+_LENGTH = ("num_tokens", "response_length", "completion_length")
+_CHATML = re.compile(r"<\|im_(?:start|end)\|>")
+_TURNS = re.compile(r"\A(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n?(?:<think>\n?)?\Z", re.DOTALL)
+_ENVIRONMENT = "Environment:"
+"""With which the turns of NeMo-RL's built-in environments begin."""
+
+
+def response_of(row: Fields, step: int, *, parts: Mapping[str, float] | None = None) -> RecordedResponse | None:
+    """Returns the response of a row with one of the known names for each field; None if it has no reward.
+
+    `parts` are the scores of several reward functions; the reward is their sum.
+    """
+    if parts is None:
+        reward = _number(_first(row, REWARD))
+    else:
+        parts = {name: score for name, score in parts.items() if not math.isnan(score)}
+        reward = math.fsum(parts.values()) if parts else None
+    if reward is None:
+        return None
+    text = text_of(_first(row, RESPONSE))
+    right = _number(_first(row if parts is None else parts, _RIGHT))
+    length = _number(_first(row, _LENGTH))
+    truncated = row.get("is_truncated", row.get("truncated"))
+    return RecordedResponse(
+        step=int(row.get("step") or step),
+        group=str(_first(row, _GROUP) or ""),
+        prompt=question_of(text_of(_first(row, PROMPT))),
+        response=text,
+        reward=reward,
+        length=len(text) if length is None else int(length),
+        ground_truth=_truth_of(_first(row, _TRUTH)),
+        right=None if right is None else right >= 0.5,
+        finished=(not truncated) if isinstance(truncated, bool) else row.get("finished"),
+        advantage=_number(row.get("advantage")),
+        parts=parts or {},
+        images=_images_of(row),
+    )
+
+
+def nemo_response(row: Fields, step: int) -> RecordedResponse:
+    """Returns the response of a row that NeMo-RL wrote: the texts of its turns, and padded lists of its tokens.
+
+    Turns alternate from the first one of the policy on. Their roles are not recorded, so its mask says which they are.
+    """
+    turns = [text_of(turn) for turn in row["content"]]
+    length = int(row["input_lengths"])
+    marks = numpy.asarray(row.get("token_loss_mask", ()), dtype=bool)[:length]  # the policy's tokens
+    if len(marks):
+        starts = int(marks[0]) + int((marks[1:] & ~marks[:-1]).sum())
+        num_policys = 2 * starts - int(marks[-1])  # turns from the policy's first one on
+        first = max(1, len(turns) - num_policys)
+    else:
+        first = 1
+    said = turns[first:]
+    if len(said) > 1 and said[-1].startswith(_ENVIRONMENT):
+        said = said[:-1]
+    response = "\n".join(said)
+    sampled = _masked(row.get("generation_logprobs"), marks)
+    trained = _masked(row.get("prev_logprobs"), marks)
+    return RecordedResponse(
+        step=step,
+        group="",
+        prompt=question_of("\n".join(turns[:first])),
+        response=response,
+        reward=float(row["rewards"]),
+        length=int(marks.sum()) if len(marks) else len(response),
+        advantage=_mean(_masked(row.get("advantages"), marks)),
+        gap=_mean(numpy.abs(sampled - trained)) if len(sampled) == len(trained) else None,
+        surprise=_mean(-sampled),
+    )
+
+
+def prime_response(row: Fields, step: int) -> RecordedResponse | None:
+    """Returns the response of a trace that prime-rl wrote, of its last branch; None if it failed, or has no response."""
+    nodes: Sequence[Fields] = row["nodes"]
+    if row.get("errors") or not nodes:
+        return None
+    branch: list[Fields] = []
+    place: int | None = len(nodes) - 1
+    while place is not None and len(branch) < len(nodes):
+        branch.append(nodes[place])
+        place = nodes[place]["parent"]
+    branch.reverse()
+    first = next((number for number, node in enumerate(branch) if node["sampled"]), None)
+    if first is None:
+        return None
+    messages = [node["message"] for node in branch]
+    rewards: Fields = row.get("rewards") or {}
+    scores = {name: float(score) for name, score in rewards.items() if _number(score) is not None}
+    total = _number(row.get("reward"))
+    flat: Tree = {
+        **{name: row[name] for name in (*_GROUP, "is_truncated", "advantage") if name in row},
+        "prompt": messages[:first],
+        "response": messages[first:],
+        "reward": math.fsum(scores.values()) if total is None else total,
+    }
+    right = _first(scores, _RIGHT)
+    return response_of(flat if right is None else {**flat, "acc": right}, step)
+
+
+def text_of(value: object) -> str:
+    """Returns a text, or the texts of a conversation: of several turns each after the name of its role."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if is_dict(value):
+        return _content_of(value)
+    if not is_list(value):
+        return str(value)
+    turns = [turn for turn in value if is_dict(turn)]
+    if len(turns) == 1:
+        return _content_of(turns[0])
+    return "\n".join(f"{turn.get('role', '')}\n{_content_of(turn)}" for turn in turns)
+
+
+def _content_of(turn: Tree) -> str:
+    content = turn.get("content")
+    if is_list(content):
+        return "".join(str(part.get("text") or "") for part in content if is_dict(part))
+    return str(content or "")
+
+
+def question_of(prompt: str) -> str:
+    """Returns the user's text of a prompt that a chat template of the ChatML family rendered, else the whole prompt."""
+    turns = _TURNS.match(_CHATML.sub("", prompt).strip() + "\n")
+    return (prompt if turns is None else turns["user"]).strip()
+
+
+def easyr1_rows(text: str) -> Iterator[Tree]:
+    """Yields the rows of EasyR1's `generations.log`; a prompt that comes again belongs to the next validation."""
+    seen: dict[str, int] = {}
+    entry = re.compile(
+        r"^\[prompt\] (?P<prompt>.*?)^\[output\] (?P<output>.*?)"
+        r"^\[ground_truth\] (?P<ground_truth>.*?)^\[score\] (?P<score>\S+)$",
+        re.DOTALL | re.MULTILINE,
+    )
+    for match in entry.finditer(text):
+        row: Tree = {name: value.rstrip("\n") for name, value in match.groupdict().items()}
+        number = seen[row["prompt"]] = seen.get(row["prompt"], 0) + 1
+        yield row | {"step": number, "score": float(row["score"])}
+
+
+def require_names(row: Fields, place: str) -> None:
+    """Raises `DataError` if a row lacks a prompt, a response or a reward."""
+    for names in (PROMPT, RESPONSE, REWARD):
+        if not any(name in row for name in names):
+            raise DataError(f"{place} has no {' or '.join(names)}; it has {', '.join(list(row)[:12])}")
+
+
+def _first(row: Fields, names: Sequence[str]) -> object:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def _truth_of(value: object) -> str:
+    if is_dict(value):
+        value = value.get("ground_truth", value)
+    return "" if value is None else str(value)
+
+
+def _images_of(row: Fields) -> Sequence[str]:
+    images = row.get("images") or row.get("image") or ()
+    if isinstance(images, str):
+        images = [images]
+    return [image for image in images if isinstance(image, str)]
+
+
+def _masked(values: object, marks: numpy.ndarray) -> numpy.ndarray:
+    """Returns the values of the policy's tokens; empty without values or mask."""
+    if not is_list(values) or not len(marks):
+        return numpy.empty(0)
+    return numpy.asarray(values[: len(marks)], dtype=float)[marks]
+
+
+def _mean(values: numpy.ndarray) -> float | None:
+    return float(values.mean()) if len(values) and numpy.isfinite(values).all() else None

@@ -1,0 +1,131 @@
+"""The page of `cepo look`: what it shows, that no text of a response becomes markup, and the contrast of a model."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from cepo.commands.cli import main
+from cepo.errors import DataError
+from cepo.look.contrast import chosen_groups, contrast_sections, gauge, scored_groups
+from cepo.look.look_page import write_look_page
+from cepo.look.reading import read_rollouts_of
+from cepo.microgeo.world import ASSETS
+from cepo.report.diagnosis import Observed, diagnosed
+from cepo.report.responses import RecordedResponse, groups_of
+
+HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
+CASES = [("5 sides. 5*4=20. \\boxed{20}", 1.0), ("4 sides. 4*4=16. \\boxed{16}", 0.0)]
+
+
+class Tags(HTMLParser):
+    """Counts the elements of a page, and collects its texts outside scripts and styles."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.texts: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href") or name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1:] not in (["script"], ["style"]):
+            self.texts.append(data)
+
+
+def rollouts_file(folder: Path, *, groups: int = 10, response: str = "") -> Path:
+    file = folder / "rows.jsonl"
+    rows = [
+        {"step": 1 + number // 4, "prompt": f"Problem {number}?", "completion": text + response, "reward": reward}
+        for number in range(groups)
+        for text, reward in CASES * 2
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def test_the_command_prints_the_diagnosis_and_writes_one_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "look.html"
+    assert main(["look", str(rollouts_file(tmp_path)), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "JSON lines: 40 rollouts in 1 files; not recorded: right answers" in printed
+    assert f"page: {out}" in printed
+    page = Tags(out)
+    text = " ".join(page.texts)
+    for heading in ("What keeps it from learning", "The clearest pair", "Curves", "Responses", "Groups"):
+        assert heading in text
+    assert "40 of 40 responses" in text
+    assert "∅" not in text
+    assert all(address.startswith(("#", "data:")) for address in page.addresses), "nothing is loaded"
+
+
+def test_no_text_of_a_response_becomes_markup(tmp_path: Path) -> None:
+    """As many elements as with a harmless text of the same length, and no attribute of theirs that runs."""
+    pages: list[Tags] = []
+    for name, text in (("harmless", "x" * len(HOSTILE)), ("hostile", HOSTILE)):
+        folder = tmp_path / name
+        folder.mkdir()
+        assert main(["look", str(rollouts_file(folder, response=text)), "--out", str(folder / "look.html")]) == 0
+        pages.append(Tags(folder / "look.html"))
+    assert pages[0].tags.count("script") == pages[1].tags.count("script")
+    assert pages[0].tags.count("img") == pages[1].tags.count("img")
+    assert HOSTILE in "".join(pages[1].texts)
+
+
+def test_a_page_of_many_responses_stays_small(tmp_path: Path) -> None:
+    """Of 20,000 responses of 300 characters, those of evenly spread groups are in a page of less than 8 MB."""
+    file = rollouts_file(tmp_path, groups=5_000, response=" and so on" * 27)
+    seen = read_rollouts_of(file)
+    observed = Observed(groups_of(seen.responses), seen.metrics)
+    page = write_look_page(tmp_path / "look.html", seen, observed, diagnosed(observed))
+    assert page.stat().st_size < 8_000_000
+    assert "of 20,000 responses, of groups evenly spread over the run" in page.read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err == f"cepo look: {tmp_path / 'nothing'} does not exist\n"
+
+
+def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
+    """Teachers that read 20 and 16: the count of sides is credited in the right response, and blamed in the wrong one."""
+    rows = [
+        RecordedResponse(
+            step=40, group=str(number), prompt="Each side is 4. What is the perimeter? Answer in \\boxed{}.", response=text,
+            reward=reward, right=reward == 1.0, length=20,
+        )
+        for number in range(2)
+        for text, reward in CASES * 2
+    ]  # fmt: skip
+    scored = scored_groups(groups_of(rows), str(ASSETS), responses=8)
+    assert [len(record.rollouts) for record in scored.groups] == [4, 4]
+    for record in scored.groups:
+        assert record.step == 40, "not that of the methods' schedules, whose weights would be 0"
+        right, wrong, *_ = record.rollouts
+        assert right.references == {"correct": "20", "wrong": "16"}
+        assert right.tokens[0] == "5"
+        assert right.delta is not None
+        assert wrong.delta is not None
+        assert right.delta[0] > 1.0 > 0.0 > wrong.delta[0]
+        assert max(right.delta[1:4], key=abs) < 0.5 * right.delta[0]
+    clearest, others = contrast_sections(scored)
+    assert "“5”" in clearest.notes[0]
+    assert len(others.responses) == 8
+    assert scored.contrast_to_noise is not None
+    assert scored.contrast_to_noise > 0
+    assert "nats of a right response" in gauge(scored)
+
+
+def test_without_a_mixed_group_there_is_nothing_to_contrast() -> None:
+    rows = [RecordedResponse(step=1, group="0", prompt="", response="", reward=1.0, right=True, length=0)] * 4
+    with pytest.raises(DataError, match="nothing to contrast"):
+        chosen_groups(groups_of(rows), responses=8)

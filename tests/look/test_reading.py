@@ -1,0 +1,248 @@
+"""Rollouts as other trainers' code writes them: what is recognised, how it is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from run_folders import group, rollout, write_run
+
+from cepo.errors import DataError
+from cepo.look.reading import read_rollouts_of
+from cepo.report.responses import groups_of
+
+
+def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def message(role: str, text: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": text}]
+
+
+def trl_table(step: int, answers: str, rewards: Sequence[float | None]) -> pandas.DataFrame:
+    """The columns of TRL's GRPOTrainer.log, with one reward function and a column that a user logs."""
+    return pandas.DataFrame(
+        {
+            "step": step,
+            "prompt": [message("user", "What is 2 + 2?") for _ in answers],
+            "completion": [message("assistant", f"It is {answer}.") for answer in answers],
+            "accuracy_reward": rewards,
+            "note": ["seen"] * len(answers),
+            "advantage": [0.5] * len(answers),
+        }
+    )
+
+
+def write_trl(folder: Path, tables: Sequence[pandas.DataFrame]) -> Path:
+    (folder / "completions").mkdir(parents=True)
+    for number, table in enumerate(tables, start=1):
+        table.to_parquet(folder / "completions" / f"completions_{number:05d}.parquet")
+    return folder
+
+
+def test_trls_completions_are_read_with_their_step_and_verdict(tmp_path: Path) -> None:
+    """A reward function that returned None leaves no reward, and such a response is left out."""
+    write_trl(tmp_path, [trl_table(1, "4545", [1.0, 0.0, 1.0, None]), trl_table(2, "5454", [0.0, 1.0, 0.0, 1.0])])
+    seen = read_rollouts_of(tmp_path)
+    assert seen.form == "TRL's completions"
+    assert [(each.step, each.reward, each.right) for each in seen.responses][:3] == [
+        (1, 1.0, True),
+        (1, 0.0, False),
+        (1, 1.0, True),
+    ]
+    assert len(seen.responses) == 7
+    assert seen.responses[0].prompt == "What is 2 + 2?"
+    assert seen.responses[0].parts == {"accuracy_reward": 1.0}
+    assert "images" in seen.lacks
+
+
+def test_a_batch_that_trl_logs_again_is_counted_once(tmp_path: Path) -> None:
+    """With steps_per_generation above the accumulated steps, TRL writes the same responses after each optimizer step."""
+    write_trl(tmp_path, [trl_table(1, "4545", [1.0, 0.0, 1.0, 0.0]), trl_table(2, "4545", [1.0, 0.0, 1.0, 0.0])])
+    seen = read_rollouts_of(tmp_path)
+    assert len(seen.responses) == 4
+    assert "repeat the responses of the file before" in " ".join(seen.notes)
+
+
+def test_problems_with_equal_texts_stay_two_groups(tmp_path: Path) -> None:
+    """TRL strips images; of eight equal prompts in a row, four and four are groups if another prompt has four."""
+    other = trl_table(1, "7878", [0.0] * 4).assign(prompt=[message("user", "Another?") for _ in range(4)])
+    write_trl(tmp_path, [pandas.concat([trl_table(1, "45454545", [1.0, 0.0] * 4), other])])
+    sizes = [len(each.responses) for each in groups_of(read_rollouts_of(tmp_path).responses)]
+    assert sizes == [4, 4, 4]
+
+
+def test_verls_balanced_rollouts_are_grouped_by_prompt(tmp_path: Path) -> None:
+    """verl's _dump_generations: input, output, gts, score, step and the reward's extras, in the order of balanced batches."""
+    prompts = ["system\nBe brief.\nuser\nOne?\nassistant\n", "system\nBe brief.\nuser\nTwo?\nassistant\n"]
+    rows: list[dict[str, Any]] = []
+    for number in range(6):
+        row = {"input": prompts[number % 2], "output": f"r{number}", "gts": "1", "score": -1.0 + number % 3}
+        rows.append(row | {"step": 10, "acc": number % 3 == 2})
+    write_lines(tmp_path / "10.jsonl", rows)
+    write_lines(tmp_path / "9.jsonl", [row | {"step": 9} for row in reversed(rows)])
+    seen = read_rollouts_of(tmp_path)
+    assert seen.form == "verl's rollout_data_dir"
+    assert [each.step for each in seen.responses] == [9] * 6 + [10] * 6
+    groups = groups_of(seen.responses)
+    assert [len(each.responses) for each in groups] == [3] * 4
+    assert {each.responses[0].prompt for each in groups} == {"One?", "Two?"}
+    assert sum(each.num_right for each in groups) == 4
+    assert seen.responses[0].ground_truth == "1"
+
+
+def nemo_row(reward: float, gap: float) -> dict[str, Any]:
+    """A row by the rules of NeMo-RL's grpo_train: padded lists, and a last turn that its environment wrote."""
+    mask = [0, 0, 1, 1, 1, 0, 0, 0]
+    return {
+        "content": ["<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n", "It is 1.", "Environment: correct"],
+        "rewards": reward,
+        "input_lengths": 7,
+        "token_ids": [5, 6, 7, 8, 9, 3, 4, 0],
+        "token_loss_mask": mask,
+        "sample_loss_mask": 1.0,
+        "advantages": [0.5] * 8,
+        "generation_logprobs": [-1.0 * mark for mark in mask],
+        "prev_logprobs": [(gap - 1.0) * mark for mark in mask],
+        "idx": 0,
+    }
+
+
+def test_nemo_rls_rows_have_the_policys_turn_and_log_probs(tmp_path: Path) -> None:
+    write_lines(tmp_path / "exp_001" / "train_data_step3.jsonl", [nemo_row(1.0, 0.25), nemo_row(0.0, -0.25)])
+    seen = read_rollouts_of(tmp_path)
+    assert seen.form == "NeMo-RL's training data"
+    first = seen.responses[0]
+    assert (first.step, first.prompt, first.response, first.length) == (3, "One?", "It is 1.", 3)
+    assert (first.gap, first.surprise, first.advantage) == (0.25, 1.0, 0.5)
+    assert len(groups_of(seen.responses)) == 1
+    assert "log-probs" not in seen.lacks
+
+
+def test_prime_rls_traces_are_read_along_their_last_branch(tmp_path: Path) -> None:
+    """A trace is a tree of messages, of which the sampled ones are the policy's; one with errors is left out."""
+    nodes = [
+        {"parent": None, "sampled": False, "message": {"role": "user", "content": "One?"}},
+        {"parent": 0, "sampled": True, "message": {"role": "assistant", "content": "dropped"}},
+        {"parent": 0, "sampled": True, "message": {"role": "assistant", "content": "It is 1."}},
+    ]
+    traces = [
+        {"nodes": nodes, "rewards": {"correct": 1.0, "style": 0.25}, "errors": None},
+        {"nodes": nodes, "rewards": {"correct": 0.0}, "errors": ["timeout"]},
+    ]
+    write_lines(tmp_path / "rollouts" / "step_7" / "train_rollouts.jsonl", traces)
+    seen = read_rollouts_of(tmp_path)
+    (response,) = seen.responses
+    assert seen.form == "prime-rl's rollouts"
+    assert (response.step, response.prompt, response.response) == (7, "One?", "It is 1.")
+    assert (response.reward, response.right) == (1.25, True)
+
+
+def test_easyr1s_log_of_generations_is_read_by_validation(tmp_path: Path) -> None:
+    entry = "[prompt] user\nOne?\nassistant\n\n[output] It is\n[1].\n[ground_truth] 1\n[score] {}\n\n"
+    (tmp_path / "generations.log").write_text(entry.format(0.0) + entry.format("1.0"), encoding="utf-8")
+    seen = read_rollouts_of(tmp_path)
+    assert seen.form == "EasyR1's generations"
+    assert [(each.step, each.response, each.reward) for each in seen.responses] == [
+        (1, "It is\n[1].", 0.0),
+        (2, "It is\n[1].", 1.0),
+    ]
+
+
+def test_a_run_of_cepo_is_read_with_its_metrics_and_images(tmp_path: Path) -> None:
+    groups = [group(1, [rollout(right=True), rollout(right=False)])]
+    run = write_run(tmp_path / "run", [(1, {"reward/mean": 0.25})], groups=groups)
+    seen = read_rollouts_of(run)
+    assert seen.form == "a run of cepo"
+    assert [each.right for each in seen.responses] == [True, False]
+    assert seen.metrics["reward/mean"] == {1: 0.25}
+    assert all(Path(each.images[0]).is_file() for each in seen.responses)
+    assert seen.responses[0].length == 3
+
+
+def test_an_image_outside_the_folder_is_left_out(tmp_path: Path) -> None:
+    """A stranger's row must not bring another file of the reader onto a page that is then shown to others."""
+    outside, inside = tmp_path / "secret.png", tmp_path / "rollouts" / "own.png"
+    inside.parent.mkdir()
+    for file in (outside, inside):
+        file.write_bytes(b"png")
+    row = {
+        "prompt": "One?",
+        "completion": "1",
+        "reward": 1.0,
+        "images": ["own.png", "../secret.png", str(outside), "none.png"],
+    }
+    write_lines(tmp_path / "rollouts" / "rows.jsonl", [row])
+    (response,) = read_rollouts_of(tmp_path / "rollouts").responses
+    assert response.images == [str(inside)]
+
+
+@pytest.mark.parametrize("names", [("prompt", "completion", "reward"), ("problem", "response", "score")])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_plain_rows_are_read_by_either_names(tmp_path: Path, names: tuple[str, str, str], suffix: str) -> None:
+    rows = [dict(zip(names, ("One?", f"It is {number}.", float(number)), strict=True)) for number in (0, 1)]
+    file = tmp_path / f"rows.{suffix}"
+    if suffix == "jsonl":
+        write_lines(file, rows)
+    else:
+        pandas.DataFrame(rows).to_parquet(file)
+    for place in (file, tmp_path):
+        seen = read_rollouts_of(place)
+        assert [each.right for each in seen.responses] == [False, True]
+
+
+def test_a_larger_run_is_read_in_evenly_spread_files(tmp_path: Path) -> None:
+    for step in range(1, 11):
+        write_lines(
+            tmp_path / f"{step}.jsonl", [{"input": "One?", "output": f"{step}.{k}", "score": k % 2} for k in range(10)]
+        )
+    seen = read_rollouts_of(tmp_path, most=50)
+    assert {each.step for each in seen.responses} == {1, 3, 5, 7, 9}
+    assert "5 of 10 files were read" in seen.notes[0]
+
+
+@pytest.mark.parametrize("name", ["rollouts.pkl", "debug_rollout_data.pt"])
+def test_a_pickle_is_refused_unopened(tmp_path: Path, name: str) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    (tmp_path / name).write_bytes(pickle.dumps(Harmful()))
+    for place in (tmp_path / name, tmp_path):
+        with pytest.raises(DataError, match=r"may be a pickle, which can run any code when it is opened"):
+            read_rollouts_of(place)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"prompt": "a", "completion": "b"}\n', "has no reward or score or overall"),
+        ('{"prompt": "a", "completion": "b", "reward": null}\n', "no response in it has a reward"),
+        ("", "has no rows"),
+        ("[1]\n", "damaged in line 1"),
+    ],
+)
+def test_rows_without_what_is_needed_are_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        read_rollouts_of(tmp_path)
+
+
+def test_an_empty_folder_says_how_each_trainer_writes_rollouts(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"TRL writes them with log_completions=True"):
+        read_rollouts_of(tmp_path)
+
+
+def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "completions_00001.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(DataError, match=r"completions_00001\.parquet"):
+        read_rollouts_of(tmp_path)
