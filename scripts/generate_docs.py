@@ -162,7 +162,7 @@ _TRAINED = {
 
 @cache
 def published_shape(size: str, lora: LoraConfig) -> ModelShape:
-    """Returns the shape of Qwen3-VL-`size` with this adapter."""
+    """Returns the shape of the published model of this size with this adapter."""
     return shape_of(published_config(size), lora=lora)
 
 
