@@ -295,13 +295,13 @@ def other_programs_page() -> str:
 
 def main() -> int:
     """Writes the pages; with --check, returns 1 instead if they are out of date."""
-    moving, memory, models = DOCS / "from-easyr1.md", DOCS / "memory.md", DOCS / "models.md"
+    moving, cards, models = DOCS / "from-easyr1.md", DOCS / "gpus.md", DOCS / "models.md"
     pages = {
         DOCS / "configuration.md": document(),
         DOCS.parent / "configs" / "schema.json": json.dumps(file_schema(), indent=1) + "\n",
         DOCS / "other-programs.md": other_programs_page(),
         moving: with_tables(moving, easyr1_tables()),
-        memory: with_tables(memory, {"memory": memory_table()}),
+        cards: with_tables(cards, {"memory": memory_table()}),
         models: with_tables(models, {"families": family_lines()}),
     }
     if "--check" in sys.argv[1:]:

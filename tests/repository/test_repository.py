@@ -230,7 +230,7 @@ def test_a_page_is_wrapped_and_what_it_names_exists(page: Path) -> None:
 
 
 def test_a_prompts_stations_are_functions_that_exist() -> None:
-    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "lab" / "notes" / "architecture.md").read_text(encoding="utf-8")
     section = page.split("## The path of one prompt\n")[1].split("\n## ")[0]
     stations = STATION.findall(section)
     assert [int(number) for number, _, _ in stations] == list(range(1, 13))

@@ -313,7 +313,7 @@ def test_a_worker_warns_or_ends_before_it_loads_a_model(
 
 def test_in_the_documents_table_a_larger_card_never_trains_less() -> None:
     """Longer responses never train more. That the table is the code's is held by tests/repository/test_repository.py."""
-    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text(encoding="utf-8")
     table = page.partition("<!-- memory: begin, generated -->\n")[2].partition("\n<!-- memory: end -->")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")][3:] for line in table.splitlines()[2:]]
     rows = [[0 if cell == "no" else int(cell.split()[-1]) for cell in row] for row in cells]
