@@ -16,7 +16,7 @@ from cepo.algorithms import available_estimators
 from cepo.algorithms.registry import presets_of
 from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
-from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
+from cepo.config.easyr1 import EASYR1_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, all_settings, file_schema, method_settings, settings_of, written
 from cepo.config.other_programs import NAMES
 from cepo.config.worker_schema import LoraConfig
@@ -92,14 +92,7 @@ def document() -> str:
     parts += [CRITIC, METHODS, *map(_method_row, available_estimators()), ""]
     parts += ["| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
     parts += [row for name in available_estimators() for row in rows(method_settings(name))]
-    parts += [
-        "",
-        "## EasyR1 keys without effect\n",
-        "These keys are accepted, and one notice lists those that a run sets.\n[from-easyr1.md](from-easyr1.md) has every key.\n",
-        "| key | why |",
-        "| --- | --- |",
-    ]
-    parts += [f"| `{name}` | {_cell(entry.why)} |" for name, entry in ENGINE_KEYS.items()]
+    parts += ["", "Keys of EasyR1 without an effect here are accepted; [From EasyR1](from-easyr1.md#every-key) has all."]
     return "\n".join(parts) + "\n"
 
 
