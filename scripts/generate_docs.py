@@ -92,7 +92,10 @@ def document() -> str:
     parts += [CRITIC, METHODS, *map(_method_row, available_estimators()), ""]
     parts += ["| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
     parts += [row for name in available_estimators() for row in rows(method_settings(name))]
-    parts += ["", "Keys of EasyR1 without an effect here are accepted; [From EasyR1](from-easyr1.md#every-key) has all."]
+    parts += [
+        "",
+        "Keys of EasyR1 without an effect here are accepted; [From EasyR1](from-easyr1.md#every-key) has all.",
+    ]
     return "\n".join(parts) + "\n"
 
 

@@ -154,7 +154,7 @@ MISTAKES = {
     "a method of one's own that raises": "train {run} trainer.plugins=[{folder}/method.py] algorithm.adv_estimator=faulty",
     "an accuracy in percents": "train {run} worker.reward.reward_function={folder}/reward.py:percents",
 }  # fmt: skip
-"""What is typed behind `cepo`. Braces name the arguments of a run that is right, and files; its messages: lab/notes/mistakes.md."""
+"""What is typed behind `cepo`. Braces name the arguments of a run that is right, and files; messages: lab/notes/mistakes.md."""
 WITHOUT_NETWORK = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
 ONLY_WARNED_OF = ("an accuracy in percents",)
 """Mistakes that may be meant; the run ends well."""
