@@ -5,7 +5,7 @@
 
 A plan is a file of this folder, by default `real_model.yaml`. `run` trains seed by seed, so that every finished seed has
 all arms; it can be stopped and called again, and resumes an interrupted run. `records` adds the finished runs of a folder
-to `research/results/NAME.json`, and writes the plan's tables in `docs/real-model.md` and its chart. A recorded run is not
+to `research/results/NAME.json`, and writes the plan's tables in `lab/notes/real-model.md` and its chart. A recorded run is not
 trained again, so that the study can be spread over several machines.
 """
 
@@ -29,7 +29,7 @@ from research.support.comparison_charts import comparison_charts
 from research.support.marked_tables import with_table
 from research.support.seeded_runs import is_done, train_once
 
-PAGE = ROOT / "docs" / "real-model.md"
+PAGE = ROOT / "lab" / "notes" / "real-model.md"
 PLANS = ("real_model", "real_model_repeated")
 """The names of the plans."""
 

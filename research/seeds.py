@@ -1,7 +1,7 @@
 """Trains configuration files with several seeds, and compares each with the first of them, seed by seed.
 
     python3 -m research.seeds microgeo/NAME ... --seeds 1 2 3 --out checkpoints/seeds KEY=VALUE ...
-    python3 -m research.seeds microgeo/NAME ... --seeds 1 2 3 --results FILE --page docs/results.md KEY=VALUE ...
+    python3 -m research.seeds microgeo/NAME ... --seeds 1 2 3 --results FILE --page lab/notes/toy-results.md KEY=VALUE ...
 
 The settings KEY=VALUE hold for all runs. Interrupted runs are resumed, and finished ones are not trained again. The table
 has, for each file, the share of right responses among the training rollouts of all steps and in the last validation: its
@@ -26,7 +26,7 @@ from research.support.marked_tables import with_table
 from research.support.seeded_runs import train_once
 
 LEARNING = ROOT / "research" / "results" / "learning_microgeo.json"
-"""The record of the methods that papers compare with, whose table `docs/results.md` has."""
+"""The record of the methods that papers compare with, whose table `lab/notes/toy-results.md` has."""
 PROGRAM = "research.seeds"
 """The name in the marks of the table's place in a page."""
 

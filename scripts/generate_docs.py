@@ -16,7 +16,7 @@ from cepo.algorithms import available_estimators
 from cepo.algorithms.registry import presets_of
 from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
-from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
+from cepo.config.easyr1 import EASYR1_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, all_settings, file_schema, method_settings, settings_of, written
 from cepo.config.other_programs import NAMES
 from cepo.config.worker_schema import LoraConfig
@@ -94,12 +94,8 @@ def document() -> str:
     parts += [row for name in available_estimators() for row in rows(method_settings(name))]
     parts += [
         "",
-        "## EasyR1 keys without effect\n",
-        "These keys are accepted, and one notice lists those that a run sets.\n[from-easyr1.md](from-easyr1.md) has every key.\n",
-        "| key | why |",
-        "| --- | --- |",
+        "Keys of EasyR1 without an effect here are accepted; [From EasyR1](from-easyr1.md#every-key) has all.",
     ]
-    parts += [f"| `{name}` | {_cell(entry.why)} |" for name, entry in ENGINE_KEYS.items()]
     return "\n".join(parts) + "\n"
 
 
@@ -162,7 +158,7 @@ _TRAINED = {
 
 @cache
 def published_shape(size: str, lora: LoraConfig) -> ModelShape:
-    """Returns the shape of Qwen3-VL-`size` with this adapter."""
+    """Returns the shape of the published model of this size with this adapter."""
     return shape_of(published_config(size), lora=lora)
 
 
@@ -295,13 +291,13 @@ def other_programs_page() -> str:
 
 def main() -> int:
     """Writes the pages; with --check, returns 1 instead if they are out of date."""
-    moving, memory, models = DOCS / "from-easyr1.md", DOCS / "memory.md", DOCS / "models.md"
+    moving, cards, models = DOCS / "from-easyr1.md", DOCS / "gpus.md", DOCS / "models.md"
     pages = {
         DOCS / "configuration.md": document(),
         DOCS.parent / "configs" / "schema.json": json.dumps(file_schema(), indent=1) + "\n",
         DOCS / "other-programs.md": other_programs_page(),
         moving: with_tables(moving, easyr1_tables()),
-        memory: with_tables(memory, {"memory": memory_table()}),
+        cards: with_tables(cards, {"memory": memory_table()}),
         models: with_tables(models, {"families": family_lines()}),
     }
     if "--check" in sys.argv[1:]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Finds on a machine without a GPU what would otherwise fail on one: bash scripts/gpu_dry.sh [--only PART]
 # It runs vLLM from start to close, counts the memory of scoring and update, and checks compiled kernels and the step, in an
-# environment with the wheels of the extra gpu (9 GB, made at the first call from the public index). docs/gpu-dry.md has the last
+# environment with the wheels of the extra gpu (9 GB, made at the first call from the public index). lab/notes/gpu-dry.md has the last
 # record. Needed: gcc and Python.h; about an hour of 2 cores.
 # Variables, all optional: CEPO_PYTHON (a Python that has these wheels), CEPO_VENV, PYTHON: see scripts/common.sh
 # Exit code: 0 all passed; 1 a check failed, which its line names.

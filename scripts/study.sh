@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains the methods of the study from the same start, as far as they are not trained yet, and writes docs/study.md:
+# Trains the methods of the study from the same start, as far as they are not trained yet, and writes lab/notes/study.md:
 #   bash scripts/study.sh [small|full|smoke] [--worlds shapes chain] [--arms NAME ...] [--results FILE] [--page FILE]
 # Called again, it goes on where it was stopped. Variables, all optional:
 #   OUT        folder of the runs (checkpoints/study-<profile>)

@@ -29,7 +29,7 @@ class Hindsight(Estimator):
 
     p is the pass rate of the other rollouts, sigma the deviation of a reward with that rate. V_t reads nothing after the
     prefix, so the gradient is that of the expected reward, times the mean of 1 / sigma. Degenerate cases: V_t is p
-    without a reference or with equal teachers. Source: docs/hindsight.md; the ratio is from RLSD (Yang et al. 2026), the
+    without a reference or with equal teachers. Source: lab/notes/hindsight.md; the ratio is from RLSD (Yang et al. 2026), the
     unbiasedness from Williams 1992.
     """
 

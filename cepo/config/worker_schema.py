@@ -286,7 +286,7 @@ class RolloutConfig:
     """Run vLLM without CUDA graphs."""
     sleep: bool | Literal["auto"] = "auto"
     """On a GPU, vLLM frees its memory during scoring and updates, at the cost of copying its weights twice per step.
-    auto: only if its memory does not fit beside the trainer's, by the memory estimate (docs/memory.md)."""
+    auto: only if its memory does not fit beside the trainer's, by the memory estimate (docs/gpus.md)."""
     limit_images: Natural = 0
     """Most images in a prompt; 0: as many as the data has."""
     max_model_len: Count | None = None

@@ -35,7 +35,7 @@ ASLEEP_BYTES = 2 * 2**30
 """The device memory that a sleeping engine keeps: CUDA graphs and working buffers. An estimate, not yet measured."""
 RESERVED_PER_ALLOCATED = 1.3
 """What torch's allocator takes from the device for each byte of a pass, at most: tensors of changing sizes leave gaps, and 1.25
-was counted (docs/gpu-dry.md). Weights and optimizer are allocated once and leave none."""
+was counted (lab/notes/gpu-dry.md). Weights and optimizer are allocated once and leave none."""
 WHAT_HELPS = (
     "what helps: LoRA (worker.actor.model.lora.rank=16), weights in host memory (worker.actor.fsdp.enable_cpu_offload=true) "
     "or another share for vLLM (worker.rollout.gpu_memory_utilization)"

@@ -1,1 +1,1 @@
-"""Finds, on a machine without a GPU, faults that would otherwise appear on one: see docs/gpu-dry.md."""
+"""Finds, on a machine without a GPU, faults that would otherwise appear on one: see lab/notes/gpu-dry.md."""

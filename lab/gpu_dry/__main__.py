@@ -5,7 +5,7 @@
     python -m lab.gpu_dry --card B200          # one card
     python -m lab.gpu_dry --what "all weights" # checks whose words contain these
 
-Each check is a process of its own that sees a card which computes nothing (`hollow/`). docs/gpu-dry.md says what
+Each check is a process of its own that sees a card which computes nothing (`hollow/`). lab/notes/gpu-dry.md says what
 that can show. The record goes to lab/results/gpu_dry.json; each check replaces its own row there.
 
 Exit code: 0 all passed, 1 a check failed.
@@ -35,7 +35,7 @@ from lab.support.machine import ROOT, machine_record
 from lab.support.tables import RESULTS, table
 
 PARTS = ("engine", "evaluation", "options", "memory", "attention", "head", "step")
-PAGE = ROOT / "docs" / "gpu-dry.md"
+PAGE = ROOT / "lab" / "notes" / "gpu-dry.md"
 SECONDS = 900
 """The time limit of one check."""
 VARIABLES = {"memory": {"CEPO_DRY_LARGEST_COPY": str(4 << 20)}}
@@ -160,7 +160,7 @@ def is_asked(check: Check, options: argparse.Namespace) -> bool:
 
 
 def page_table(rows: list[dict[str, Any]]) -> str:
-    """Returns the record's table, as docs/gpu-dry.md has it, with a row for each check that the record lacks."""
+    """Returns the record's table, as lab/notes/gpu-dry.md has it, with a row for each check that the record lacks."""
     recorded = {(row["part"], row["card"], row["what"]): row for row in rows}
     lines: list[list[str]] = []
     for check in checks():
@@ -175,7 +175,7 @@ def page_table(rows: list[dict[str, Any]]) -> str:
 def commit() -> str:
     """Returns the commit of this checkout, marked if other files than the record differ from it."""
     described = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True, check=False)
-    written = [":!docs/gpu-dry.md", ":!lab/results"]
+    written = [":!lab/notes/gpu-dry.md", ":!lab/results"]
     differs = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".", *written], check=False).returncode != 0
     return (described.stdout.strip() or "unknown") + ("-dirty" if differs else "")
 
@@ -218,7 +218,7 @@ def write(row: dict[str, Any], out: Path) -> None:
 
 
 def write_page(rows: list[dict[str, Any]]) -> None:
-    """Replaces the table at the end of docs/gpu-dry.md."""
+    """Replaces the table at the end of lab/notes/gpu-dry.md."""
     text = PAGE.read_text(encoding="utf-8")
     new = page_table(rows)
     PAGE.write_text(text[: text.index(new.splitlines()[0])] + new + "\n", encoding="utf-8")

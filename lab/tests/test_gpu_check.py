@@ -349,4 +349,4 @@ def test_the_page_has_the_record_of_todays_checks() -> None:
     names = [check.name for check in checks()]
     recorded = [(row["part"], row["card"], row["what"]) for row in rows]
     assert recorded == [name for name in names if name in recorded]
-    assert page_table(rows) in (REPOSITORY / "docs" / "gpu-dry.md").read_text(encoding="utf-8")
+    assert page_table(rows) in (REPOSITORY / "lab" / "notes" / "gpu-dry.md").read_text(encoding="utf-8")

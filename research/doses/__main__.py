@@ -1,4 +1,4 @@
-"""Measures how much a teacher's knowledge of worked solutions is worth in the chain world, and writes docs/doses.md.
+"""Measures how much a teacher's knowledge of worked solutions is worth in the chain world, and writes lab/notes/doses.md.
 
     python3 -m research.doses teach     # build/chain-weak and build/chain-strong: 6 and 26 minutes on a quiet core
     python3 -m research.doses measure   # knowledge and gradients on the tuning world

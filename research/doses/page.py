@@ -1,4 +1,4 @@
-"""Writes docs/doses.md: what teachers know in three doses, their gradients' signal-to-noise, and the speed of learning."""
+"""Writes lab/notes/doses.md: what teachers know in three doses, their gradients' signal-to-noise, and the speed of learning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from research.worlds.kinds import DOSES
 
 MEASUREMENTS = ROOT / "build" / "doses"
 RESULTS = ROOT / "research" / "results" / "doses.json"
-PAGE = ROOT / "docs" / "doses.md"
+PAGE = ROOT / "lab" / "notes" / "doses.md"
 TITLES = {"chain": "answer alone", "chain-weak": "solutions, weak", "chain-strong": "solutions, strong"}
 _WINDOW = 12
 KNOWLEDGE, GRADIENTS = (", ".join(PLAN["doses"][part]) for part in ("knowledge", "gradients"))
@@ -33,7 +33,7 @@ def write_page(study: Path) -> None:
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     paragraphs = "\n\n".join(_parts(results)).split("\n\n")
     PAGE.write_text("\n\n".join(map(wrapped, paragraphs)) + "\n", encoding="utf-8")
-    save_figure([*_charts(results)], PAGE.parent / "images" / "doses.png")
+    save_figure([*_charts(results)], ROOT / "docs" / "images" / "doses.png")
 
 
 def _collected(study: Path) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _runs(results: Mapping[str, Any], world: str, own: Comparison) -> Runs:
 
 def _parts(results: Mapping[str, Any]) -> Iterator[str]:
     yield f"# Dose and response\n\n{PLAN['doses']['text'].strip()}"
-    yield "![Accuracy on the training rollouts by dose](images/doses.png)"
+    yield "![Accuracy on the training rollouts by dose](../../docs/images/doses.png)"
     first = dict(reversed(_trained()))
     yield " ".join(
         comparison_sentences(_runs(results, world, first[world]), _profile(world)).strip()

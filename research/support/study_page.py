@@ -1,4 +1,4 @@
-"""Writes the study's records, and from them its page docs/study.md and the page's charts."""
+"""Writes the study's records, and from them its page lab/notes/study.md and the page's charts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from cepo.report.drawing import save_figure
 from cepo.report.score_tables import Cell
-from lab.support.machine import machine_record
+from lab.support.machine import ROOT, machine_record
 from lab.support.tables import table
 from research.support.study_parts import charts, comparison_parts, comparison_sentences, gradients_part, speed_parts
 from research.support.study_plan import (
@@ -63,7 +63,8 @@ def write_study(profile: Profile, out: Path, results: Path, page: Path) -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(study_page(study), encoding="utf-8")
     drawn = [chart for world in profile.worlds for chart in charts(profile, _runs(study, world))]
-    save_figure(drawn, page.parent / "images" / "study.png")
+    notes, images = ROOT / "lab" / "notes", ROOT / "docs" / "images"
+    save_figure(drawn, (images if page.parent == notes else page.parent / "images") / "study.png")
 
 
 def _collect(profile: Profile, out: Path, results: Path) -> None:
@@ -184,7 +185,7 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
     ]
     return f"""# The study
 
-![Accuracy on the training rollouts, with two kinds of references](images/doses.png)
+![Accuracy on the training rollouts, with two kinds of references](../../docs/images/doses.png)
 
 {PLAN["beginning"].strip()}
 
@@ -225,7 +226,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
             "sampled, as `cepo credit` does: with 8 continuations of every prefix, that takes about 200 times as many responses "
             "as a training step samples."
         )
-    yield f"![Held-out and greedy accuracy over steps](images/study.png)\n\n{_curve_note(profile, world)}"
+    yield f"![Held-out and greedy accuracy over steps](../../docs/images/study.png)\n\n{_curve_note(profile, world)}"
     yield from speed_parts(runs, trained(profile, world), profile)
     yield from comparison_parts(runs, profile)
     if profile.rates:
@@ -348,7 +349,7 @@ def _limits(profile: Profile) -> str:
     return (
         f"## Limits\n\nThe profile `{profile.name}` trains a model of 1.3 million weights for {profile.rollouts:,} rollouts "
         "on generated problems. A verdict of *not seen* does not exclude a difference below about twice its error. "
-        f"{batches}Nothing here is measured on the paper's models or data ([results](results.md))."
+        f"{batches}Nothing here is measured on the paper's models or data ([results](../../docs/results.md))."
     )
 
 

@@ -158,7 +158,7 @@ def gradients_part(runs: Runs) -> str:
     head = ["estimator", *(f"SNR ratio, {moment}" for moment in moments), "arm", "sampled %", f"sampled - {BASELINE}"]
     return (
         f"## {runs.world}: gradient signal and accuracy\n\nSignal-to-noise ratio of a batch gradient over that of "
-        "uniform credit, with 95 % intervals, from `research/results/credit_gradient_*.json` ([credit](credit.md)), "
+        "uniform credit, with 95 % intervals, from `research/results/credit_gradient_*.json` ([credit](../../docs/credit.md)), "
         "and the accuracy at equal learning rates. The measured estimators of cepo have lambda 1, while the trained arms start "
         "at 0.5 and divide by the standard deviation of the group.\n\n" + table(head, rows)
     )

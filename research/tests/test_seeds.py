@@ -106,6 +106,6 @@ def test_a_page_without_marks_is_refused() -> None:
 
 
 def test_the_page_of_results_has_the_records_table() -> None:
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (ROOT / "lab" / "notes" / "toy-results.md").read_text(encoding="utf-8")
     record = json.loads(LEARNING.read_text(encoding="utf-8"))
     assert with_table(page, table_of(record["runs"]), program=PROGRAM) == page

@@ -212,7 +212,7 @@ def test_a_small_p_is_said_to_be_below_its_last_digit() -> None:
 
 def test_the_page_is_that_of_its_records() -> None:
     told = json.loads((REPOSITORY / "research" / "results" / "study.json").read_text(encoding="utf-8"))
-    assert (REPOSITORY / "docs" / "study.md").read_text(encoding="utf-8") == study_page(told)
+    assert (REPOSITORY / "lab" / "notes" / "study.md").read_text(encoding="utf-8") == study_page(told)
 
 
 def test_controls_have_cepos_credit_on_other_tokens_and_turned() -> None:

@@ -154,7 +154,7 @@ MISTAKES = {
     "a method of one's own that raises": "train {run} trainer.plugins=[{folder}/method.py] algorithm.adv_estimator=faulty",
     "an accuracy in percents": "train {run} worker.reward.reward_function={folder}/reward.py:percents",
 }  # fmt: skip
-"""What is typed behind `cepo`. Braces name the arguments of a run that is right, and files; docs/mistakes.md has the messages."""
+"""What is typed behind `cepo`. Braces name the arguments of a run that is right, and files; messages: lab/notes/mistakes.md."""
 WITHOUT_NETWORK = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
 ONLY_WARNED_OF = ("an accuracy in percents",)
 """Mistakes that may be meant; the run ends well."""
@@ -329,8 +329,8 @@ def run(world: Path, tiny_model_folder: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def messages() -> dict[str, str]:
-    """Each mistake's message as docs/mistakes.md has it."""
-    page = (REPOSITORY / "docs" / "mistakes.md").read_text(encoding="utf-8")
+    """Each mistake's message as lab/notes/mistakes.md has it."""
+    page = (REPOSITORY / "lab" / "notes" / "mistakes.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", page.partition("| --- |")[2], flags=re.MULTILINE))
     assert list(rows) == list(MISTAKES)
     return rows

@@ -43,7 +43,15 @@ PROPRIETARY = {"intel-cmplr-lib-ur": "Intel EULA", "intel-openmp": "Intel EULA"}
 NVIDIAS = ("nvidia-", "cuda-")
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/*.md", "configs/*.md", "examples/*/*.md", "lab/*.md", "research/*.md")
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "lab/notes/*.md",
+        "configs/*.md",
+        "examples/*/*.md",
+        "lab/*.md",
+        "research/*.md",
+    )
     for page in REPOSITORY.glob(pattern)
 )
 WIDTH = 100
@@ -114,8 +122,8 @@ def test_constraints_have_one_torch_and_the_triton_that_it_pins() -> None:
 def test_each_pinned_package_has_a_licence_that_may_be_used() -> None:
     """Those of the extra gpu alone are named with theirs on a page of their own."""
     row = re.compile(r"^\| ([a-z0-9][a-z0-9-]*) \| (\d\S*).* \| (.+) \|$", re.MULTILINE)
-    found = row.findall((REPOSITORY / "docs" / "licences.md").read_text(encoding="utf-8"))
-    of_gpu = row.findall((REPOSITORY / "docs" / "licences-gpu.md").read_text(encoding="utf-8"))
+    found = row.findall((REPOSITORY / "lab" / "notes" / "licences.md").read_text(encoding="utf-8"))
+    of_gpu = row.findall((REPOSITORY / "lab" / "notes" / "licences-gpu.md").read_text(encoding="utf-8"))
     pinned = [versions_in(file) for file in CONSTRAINTS if file.stem != "gpu"]
     assert {(name, version) for name, version, _ in found} == {
         (name, version) for each in pinned for name, versions in each.items() for version in versions
@@ -222,7 +230,7 @@ def test_a_page_is_wrapped_and_what_it_names_exists(page: Path) -> None:
 
 
 def test_a_prompts_stations_are_functions_that_exist() -> None:
-    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "lab" / "notes" / "architecture.md").read_text(encoding="utf-8")
     section = page.split("## The path of one prompt\n")[1].split("\n## ")[0]
     stations = STATION.findall(section)
     assert [int(number) for number, _, _ in stations] == list(range(1, 13))

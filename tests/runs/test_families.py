@@ -48,7 +48,7 @@ from cepo.workers.training import CompensatedAdamW
 Checkpoint = Callable[[str], Path]
 LogProbRounding = Callable[[str], float]
 Record = Callable[[str, object], None]
-"""pytest's `record_property`: the figures of docs/models.md are in the report that `--junitxml` writes."""
+"""pytest's `record_property`: the figures of lab/notes/models.md are in the report that `--junitxml` writes."""
 
 
 @pytest.fixture(scope="session")

@@ -64,6 +64,15 @@ def test_qwen3_vl_2b_has_its_known_number_of_parameters() -> None:
     assert shape.outside == text + vision - 28 * layer - 24 * block
 
 
+def test_qwen2_5_vl_3b_has_its_known_number_of_parameters() -> None:
+    """It has 3,754,622,976 parameters, of which 668,684,288 in its vision tower."""
+    attention = 2 * 2048 * 2048 + 2 * 2048 * 256 + 2048 + 2 * 256  # q and o, k and v; biases of q, k and v
+    layer = attention + 3 * 2048 * 11008 + 2 * 2048
+    text = 151936 * 2048 + 36 * layer + 2048
+    shape = shape_of(published_config("3B"), lora=LoraConfig())
+    assert (text, shape.vision, shape.parameters) == (3_085_938_688, 668_684_288, 3_754_622_976)
+
+
 def test_qwen3_vl_2b_has_17_432_576_adapter_parameters() -> None:
     """The rank is 16, on 196 layers; DoRA adds a magnitude for each output."""
     per_layer = 2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144)  # q, o; k, v; gate, up, down
@@ -304,7 +313,7 @@ def test_a_worker_warns_or_ends_before_it_loads_a_model(
 
 def test_in_the_documents_table_a_larger_card_never_trains_less() -> None:
     """Longer responses never train more. That the table is the code's is held by tests/repository/test_repository.py."""
-    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text(encoding="utf-8")
     table = page.partition("<!-- memory: begin, generated -->\n")[2].partition("\n<!-- memory: end -->")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")][3:] for line in table.splitlines()[2:]]
     rows = [[0 if cell == "no" else int(cell.split()[-1]) for cell in row] for row in cells]
