@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-SURE_PROBABILITY = 0.9
-"""Tokens that the teachers give a higher probability had no alternative, and say nothing about noise."""
-NORMAL_MEDIAN = 0.6745
-"""Median of |x| for a standard normal x, by which the median of noise becomes its standard deviation."""
 LEAST_NOISE = 0.05
 """Noise in nats that is assumed if no token shows any, or less."""
 
@@ -72,7 +68,7 @@ class ContrastGate(Cepo):
         sign = credit.advantage_sign(advantages)
         has_evidence = counted_tokens(batch, self.config.weight) & batch.has_reference["correct"].unsqueeze(1)
         agreement = sign * delta  # above 0 where the contrast has A's sign
-        had_alternative = (log_correct.exp() + log_wrong.exp()) / 2 < SURE_PROBABILITY
+        had_alternative = (log_correct.exp() + log_wrong.exp()) / 2 < credit.SURE_PROBABILITY
         noise = self._noise(agreement, had_alternative)
         opens = agreement > self.config.threshold * noise  # (B, T)
         keeps_all = opens | ~has_evidence
@@ -101,5 +97,5 @@ class ContrastGate(Cepo):
         contradicting = -agreement[had_alternative & (agreement < 0)]  # |delta_t|
         if contradicting.numel() == 0:
             return LEAST_NOISE
-        deviation = float(contradicting.median()) / NORMAL_MEDIAN
+        deviation = float(contradicting.median()) / credit.NORMAL_MEDIAN
         return max(LEAST_NOISE, deviation)
