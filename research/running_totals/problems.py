@@ -3,8 +3,8 @@
 A problem is a sum of five numbers. A response states the four running totals one by one, each in one of 36 phrasings, and
 then the answer:
 
-    Add step by step: 7 + 4 + 9 + 3 + 8.
-    So we have 11 in all. Next it is 20 now. Then that makes 23 so far. So we have 31 now. Answer: 31
+    Add step by step: 26 + 34 + 41 + 29 + 38.
+    So we have 60 in all. Next it is 101 now. Then that makes 130 so far. So we have 168 now. Answer: 168
 
 Four or five numbers of a response decide whether it is right; most of its words are a free choice.
 """
@@ -22,7 +22,10 @@ OPENERS = ("So", "Now", "Then", "Next")
 VERBS = ("we have", "that makes", "it is")
 ENDINGS = ("so far", "now", "in all")
 NUM_ADDENDS = 5
-SMALLEST, LARGEST = 3, 49
+SMALLEST, LARGEST = 25, 49
+"""The numbers of problems. Solutions of these are what the model reads best after its warm start."""
+SMALLEST_SHOWN = 3
+"""The smallest number of the warm start's demonstrations, whose largest is that of problems."""
 USE = 0.98
 """The probability with which a demonstration takes a total of the solution in view."""
 KINDS = ("right", "wrong", "other")
@@ -70,9 +73,9 @@ class Demonstration:
     response: str
 
 
-def draw_problem(draw: random.Random) -> Problem:
+def draw_problem(draw: random.Random, *, smallest: int = SMALLEST) -> Problem:
     """Returns a random problem."""
-    return Problem(addends=tuple(draw.randint(SMALLEST, LARGEST) for _ in range(NUM_ADDENDS)))
+    return Problem(addends=tuple(draw.randint(smallest, LARGEST) for _ in range(NUM_ADDENDS)))
 
 
 def problems(count: int, *, seed: int) -> list[Problem]:
@@ -138,12 +141,12 @@ def following_totals(problem: Problem, shown: Sequence[int], draw: random.Random
 def demonstration(index: int, *, seed: int, style: Style = "free") -> Demonstration:
     """Returns the demonstration of this number, a function of the arguments. Every second one has a solution in view."""
     draw = random.Random(f"demonstration/{seed}/{index}")
-    problem = draw_problem(draw)
+    problem = draw_problem(draw, smallest=SMALLEST_SHOWN)
     if index % 2 == 0:
         return Demonstration(problem=problem, shown=None, response=stated(problem.totals, draw, style=style))
     (kind,) = draw.choices(KINDS, SHARES)
     if kind == "other":
-        shown = stated(draw_problem(draw).totals, draw, style=style)
+        shown = stated(draw_problem(draw, smallest=SMALLEST_SHOWN).totals, draw, style=style)
         return Demonstration(problem=problem, shown=shown, response=stated(problem.totals, draw, style=style))
     shown_totals = problem.totals if kind == "right" else careless_totals(problem, draw)
     shown = stated(shown_totals, draw, style=style)

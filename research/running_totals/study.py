@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +42,7 @@ class Plan:
     """What is measured and trained, as `plan.yaml` has it."""
 
     steps: int
-    learning_rate: float | None
-    """None until the trial has been made."""
+    learning_rate: float
     arms: Mapping[str, Arm]
     order: Sequence[Sequence[str]]
     """Blocks of arms, trained block after block, and within a block seed by seed."""
@@ -169,33 +167,6 @@ def run_all(plan: Plan, out: Path, world: Path, *, most: int, results: Path = RE
             print(f"{run.folder(out)} ended with exit code {exit_code}")
             return exit_code
     print(f"{max(0, len(unfinished) - most)} runs are left")
-    return 0
-
-
-def run_trial(plan: Plan, out: Path, world: World) -> int:
-    """Trains the baseline at each learning rate of the trial, on other problems; returns the first exit code above 0.
-
-    Prints the mean accuracy of the rollouts of the first and the last three steps.
-    """
-    trial = plan.written["trial"]
-    for rate in trial["learning_rates"]:
-        folder = out / f"trial-{rate:g}"
-        settings = [
-            *world.settings(train="trial", held_out="trial_held_out"),
-            f"algorithm.adv_estimator={trial['estimator']}",
-            f"worker.actor.optim.lr={rate}",
-            f"trainer.max_steps={plan.steps}",
-            f"trainer.val_freq={plan.steps}",
-            f"trainer.save_freq={plan.steps // 4}",
-            "trainer.save_limit=1",
-        ]
-        exit_code = train_once(settings, seed=trial["seed"], folder=folder)
-        if exit_code != 0:
-            return exit_code
-        figures = figures_of(folder, trained="reward/accuracy")
-        trained = figures["trained"]
-        first, last = statistics.fmean(trained[:3]), statistics.fmean(trained[-3:])
-        print(f"learning rate {rate:g}: rollouts {first:.3f} to {last:.3f}, held out {figures['held_out']}", flush=True)
     return 0
 
 

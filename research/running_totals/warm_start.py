@@ -26,14 +26,9 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """The settings of the fine-tuning.
-
-    The learning rate is planned for `steps`; the fine-tuning ends after `last_step`, where the policy is as good as it
-    should be for what follows.
-    """
+    """The settings of the fine-tuning."""
 
     steps: int = 200
-    last_step: int = 200
     batch_size: int = 16
     learning_rate: float = 3e-4
     warmup_steps: int = 20
@@ -102,13 +97,11 @@ def teach(
     folder: Path,
     settings: WarmStart,
     *,
-    kept_steps: Sequence[int] = (),
     progress: Callable[[int, float, float], None],
 ) -> None:
     """Fine-tunes all weights of the model and writes it to `folder`; a pure function of the arguments but for rounding.
 
-    The model after each of `kept_steps` is written beside it, to choose `last_step` by. `progress` gets the 1-based step,
-    the mean loss of its tokens, and the seconds since the start.
+    `progress` gets the 1-based step, the mean loss of its tokens, and the seconds since the start.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -118,7 +111,7 @@ def teach(
     encoder = Encoder(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     started = time.monotonic()
-    for step in range(settings.last_step):
+    for step in range(settings.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(step, settings)
         first = step * settings.batch_size
@@ -130,12 +123,8 @@ def teach(
         optimizer.step()
         optimizer.zero_grad()
         progress(step + 1, loss, time.monotonic() - started)
-        folders = [folder] if step + 1 == settings.last_step else []
-        if step + 1 in kept_steps:
-            folders.append(folder.with_name(f"step_{step + 1}"))
-        for written in folders:
-            model.save_pretrained(written)
-            tokenizer.save_pretrained(written)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _accumulated(model: Any, rows: Sequence[Encoded]) -> float:

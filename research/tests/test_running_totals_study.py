@@ -12,7 +12,7 @@ import pytest
 from cepo.config import check_config, load_config
 from research.running_totals import tables
 from research.running_totals.gates import Bound, Tokens, bounds_of, robust_deviation, verdicts
-from research.running_totals.study import Plan, World, planned, read_plan, run_all
+from research.running_totals.study import World, planned, read_plan, run_all
 from research.support.compared_runs import Record, by_name_and_seed
 from research.support.marked_tables import END, start_mark
 
@@ -50,7 +50,7 @@ def test_every_arm_resolves_and_names_its_data(tmp_path: Path) -> None:
             continue
         settings = run.settings(PLAN, tmp_path)
         settings.append("worker.actor.model.model_path=microgeo:model")
-        plan = check_config(load_config([*settings, "worker.actor.optim.lr=1e-4"]))
+        plan = check_config(load_config(settings))
         assert f"length: {PLAN.steps} steps" in plan
         assert any(setting.endswith(f"{run.arm.style}/{run.arm.data}.jsonl") for setting in settings)
 
@@ -141,8 +141,3 @@ def test_style_is_what_states_no_number_and_had_an_alternative() -> None:
     tokens = Tokens(**{name: numpy.array(values) for name, values in columns.items()})
     assert tokens.is_style.tolist() == [False, False, True, True]
     assert robust_deviation(tokens.delta[tokens.is_style]) == pytest.approx(0.2 / 0.6745)
-
-
-def test_the_learning_rate_of_the_plan_is_that_of_its_trial() -> None:
-    assert isinstance(PLAN, Plan)
-    assert PLAN.learning_rate in (None, *PLAN.written["trial"]["learning_rates"])
