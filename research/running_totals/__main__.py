@@ -25,12 +25,17 @@ RESPONSES_FILE = ROOT / "research" / "results" / "running_totals_responses.html"
 
 
 def teach_world(plan: Plan, world: World, model: str) -> None:
-    """Writes the data and the warm-started model of a style."""
+    """Writes the data and the warm-started model of a style, stage after stage; a stage that is written is not redone."""
     from research.running_totals.warm_start import WarmStart, teach
 
     world.write_data(plan)
-    settings = WarmStart(**plan.written["warm_start"], style=world.style)
-    teach(model, world.model, settings, progress=_show)
+    stages = plan.written["warm_start"]
+    begun_with = model
+    for number, stage in enumerate(stages, start=1):
+        taught = world.model if number == len(stages) else world.model.with_name(f"stage_{number}")
+        if not taught.exists():
+            teach(begun_with, taught, WarmStart(**stage, style=world.style), progress=_show)
+        begun_with = str(taught)
 
 
 def _show(step: int, loss: float, seconds: float) -> None:
@@ -45,6 +50,7 @@ def measure_gates(plan: Plan, world: World, *, label: str, scratch: Path, model:
     """
     from research.running_totals.gates import bounds_of, figures_of, sampled, verdicts
     from research.running_totals.responses_page import write_responses
+    from research.running_totals.tables import write_gates
 
     gates = plan.written["gates"]
     settings = world.settings(train="gates", held_out="held_out")
@@ -56,6 +62,7 @@ def measure_gates(plan: Plan, world: World, *, label: str, scratch: Path, model:
     record = json.loads(GATES_FILE.read_text(encoding="utf-8")) if GATES_FILE.exists() else {}
     record[label] = {"figures": figures, "passed": passed, "machine": machine_record(threads=1)}
     GATES_FILE.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_gates(plan, record)
     for name, value in figures.items():
         verdict = {None: "", True: "holds", False: "FAILS"}[passed.get(name)]
         print(f"{name}: {'undefined' if value is None else f'{value:.3f}'} {verdict}")

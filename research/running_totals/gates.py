@@ -153,12 +153,13 @@ def _knowledge_figures(gate: MethodSignal, rollouts: Rollouts, *, seed: int) -> 
     """Returns what the right teacher knows of right and of wrong responses, in nats, and the limit of the first."""
     known = {row["name"].rpartition(": ")[2]: row for row in knowledge([gate], rollouts, seed=seed)}
     if "correct" not in known:
-        names = ("knowledge_of_right", "limit", "knowledge_of_right_over_limit", "knowledge_of_wrong")
-        return dict.fromkeys(names)
+        names = ("knowledge_of_right", "knowledge_of_right_error", "limit", "knowledge_of_right_over_limit")
+        return dict.fromkeys((*names, "knowledge_of_wrong"))
     correct = known["correct"]
     nats, limit = correct["nats"]["value"], correct["limit"]["value"]
     return {
         "knowledge_of_right": nats,
+        "knowledge_of_right_error": correct["nats"]["error"],
         "limit": limit,
         "knowledge_of_right_over_limit": nats / limit,
         "knowledge_of_wrong": correct["wrong"]["value"],

@@ -22,10 +22,7 @@ OPENERS = ("So", "Now", "Then", "Next")
 VERBS = ("we have", "that makes", "it is")
 ENDINGS = ("so far", "now", "in all")
 NUM_ADDENDS = 5
-SMALLEST, LARGEST = 25, 49
-"""The numbers of problems. Solutions of these are what the model reads best after its warm start."""
-SMALLEST_SHOWN = 3
-"""The smallest number of the warm start's demonstrations, whose largest is that of problems."""
+SMALLEST, LARGEST = 3, 49
 USE = 0.98
 """The probability with which a demonstration takes a total of the solution in view."""
 KINDS = ("right", "wrong", "other")
@@ -73,9 +70,9 @@ class Demonstration:
     response: str
 
 
-def draw_problem(draw: random.Random, *, smallest: int = SMALLEST) -> Problem:
+def draw_problem(draw: random.Random) -> Problem:
     """Returns a random problem."""
-    return Problem(addends=tuple(draw.randint(smallest, LARGEST) for _ in range(NUM_ADDENDS)))
+    return Problem(addends=tuple(draw.randint(SMALLEST, LARGEST) for _ in range(NUM_ADDENDS)))
 
 
 def problems(count: int, *, seed: int) -> list[Problem]:
@@ -138,15 +135,18 @@ def following_totals(problem: Problem, shown: Sequence[int], draw: random.Random
     return totals
 
 
-def demonstration(index: int, *, seed: int, style: Style = "free") -> Demonstration:
-    """Returns the demonstration of this number, a function of the arguments. Every second one has a solution in view."""
+def demonstration(index: int, *, seed: int, style: Style = "free", all_read: bool = False) -> Demonstration:
+    """Returns the demonstration of this number, a function of the arguments.
+
+    Every second one has a solution in view, or with `all_read` every one.
+    """
     draw = random.Random(f"demonstration/{seed}/{index}")
-    problem = draw_problem(draw, smallest=SMALLEST_SHOWN)
-    if index % 2 == 0:
+    problem = draw_problem(draw)
+    if index % 2 == 0 and not all_read:
         return Demonstration(problem=problem, shown=None, response=stated(problem.totals, draw, style=style))
     (kind,) = draw.choices(KINDS, SHARES)
     if kind == "other":
-        shown = stated(draw_problem(draw, smallest=SMALLEST_SHOWN).totals, draw, style=style)
+        shown = stated(draw_problem(draw).totals, draw, style=style)
         return Demonstration(problem=problem, shown=shown, response=stated(problem.totals, draw, style=style))
     shown_totals = problem.totals if kind == "right" else careless_totals(problem, draw)
     shown = stated(shown_totals, draw, style=style)

@@ -8,10 +8,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cepo.report.drawing import save_figure
 from lab.support.machine import ROOT
 from lab.support.tables import table
+from research.running_totals.gates import bounds_of, verdicts
 from research.running_totals.study import RESULTS, Plan, all_records
 from research.support.compared_runs import Record, by_name_and_seed, rollout_accuracy, work_table
 from research.support.comparison_charts import comparison_charts
@@ -21,6 +23,7 @@ from research.support.study_statistics import BySeed, cell, p_text, p_value, pai
 PAGE = ROOT / "docs" / "running-totals.md"
 CHART = ROOT / "docs" / "images" / "running_totals_study.png"
 PROGRAM = "research.running_totals"
+GATES_PROGRAM = "research.running_totals.gates"
 Measure = Callable[[Record], float]
 ByArm = Mapping[str, BySeed]
 
@@ -155,6 +158,32 @@ def tables_of(plan: Plan, records: Sequence[Record]) -> str:
         work_table({name: of_seeds for name, of_seeds in by_arm.items() if of_seeds}, kind="arm"),
     ]
     return "\n\n".join(parts)
+
+
+def gates_table(plan: Plan, record: Mapping[str, Any]) -> str:
+    """Returns a Markdown table of the figures that gates are about, by the labels of the record; in bold what fails."""
+    bounds = plan.written["gates"]["bounds"]
+    rows: list[list[str]] = []
+    for label, measured in record.items():
+        passed = verdicts(measured["figures"], bounds_of(bounds))
+        row = [label]
+        for name in bounds:
+            value = measured["figures"][name]
+            text = "undefined" if value is None else f"{value:.2f}"
+            row.append(text if passed[name] else f"**{text}**")
+        rows.append(row)
+    wanted = [" ".join(_limit_text(*limit) for limit in bound.items()) for bound in bounds.values()]
+    return table(["model and problems", *[name.replace("_", " ") for name in bounds]], [["asked for", *wanted], *rows])
+
+
+def _limit_text(name: str, value: float) -> str:
+    return f"{'≥' if name == 'least' else '≤'} {value:g}"
+
+
+def write_gates(plan: Plan, record: Mapping[str, Any], *, page: Path = PAGE) -> None:
+    """Writes the table of gates into the page."""
+    text = page.read_text(encoding="utf-8")
+    page.write_text(with_table(text, gates_table(plan, record), program=GATES_PROGRAM), encoding="utf-8")
 
 
 def write_records(plan: Plan, out: Path, *, results: Path = RESULTS, page: Path = PAGE, chart: Path = CHART) -> None:

@@ -141,3 +141,17 @@ def test_style_is_what_states_no_number_and_had_an_alternative() -> None:
     tokens = Tokens(**{name: numpy.array(values) for name, values in columns.items()})
     assert tokens.is_style.tolist() == [False, False, True, True]
     assert robust_deviation(tokens.delta[tokens.is_style]) == pytest.approx(0.2 / 0.6745)
+
+
+def test_the_table_of_gates_marks_what_fails() -> None:
+    """All figures are at their bounds, but for those of `stopped` and of the knowledge, which is undefined."""
+    bounds = PLAN.written["gates"]["bounds"]
+    figures: dict[str, float | None] = {name: next(iter(bound.values())) for name, bound in bounds.items()}
+    figures["stopped"] = 0.5
+    figures["knowledge_of_right_over_limit"] = None
+    head, _, asked, row = tables.gates_table(PLAN, {"after": {"figures": figures}}).splitlines()
+    cells = dict(zip(head.split(" | "), row.split(" | "), strict=True))
+    assert asked.split(" | ")[head.split(" | ").index("stopped")] == "≥ 0.95"
+    assert cells["stopped"] == "**0.50**"
+    assert cells["knowledge of right over limit"] == "**undefined**"
+    assert row.count("**") == 4
