@@ -110,7 +110,8 @@ def tokens_of(sample: Sample) -> Tokens:
     delta = gate.signal.diagnostics["delta"]
     weight = gate.signal.diagnostics["weight"]
     columns: dict[str, list[Any]] = {name: [] for name in Tokens.__annotations__}
-    for row in torch.nonzero(has_both).flatten().tolist():
+    rows: list[int] = torch.nonzero(has_both).flatten().tolist()  # torch leaves its type open
+    for row in rows:
         pieces = sample.pieces[row]
         text = "".join(pieces)
         totals = totals_of_row(sample, row)

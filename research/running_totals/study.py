@@ -30,7 +30,7 @@ class Arm:
     name: str
     estimator: str
     seeds: Sequence[int]
-    baseline: str = "grpo"
+    baseline: str
     style: Style = "free"
     plugin: str | None = None
     data: str = "train"
@@ -58,7 +58,10 @@ def read_plan(file: Path = FOLDER / "plan.yaml") -> Plan:
     return Plan(
         steps=written["steps"],
         learning_rate=written["learning_rate"],
-        arms={name: Arm(name=name, **entry) for name, entry in written["arms"].items()},
+        arms={
+            name: Arm(**{"name": name, "baseline": written["baseline"], **entry})
+            for name, entry in written["arms"].items()
+        },
         order=written["order"],
         problems=written["problems"],
         written=written,
