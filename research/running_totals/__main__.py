@@ -25,17 +25,12 @@ RESPONSES_FILE = ROOT / "research" / "results" / "running_totals_responses.html"
 
 
 def teach_world(plan: Plan, world: World, model: str) -> None:
-    """Writes the data and the warm-started model of a style, stage after stage; a stage that is written is not redone."""
+    """Writes the data and the warm-started model of a style."""
     from research.running_totals.warm_start import WarmStart, teach
 
     world.write_data(plan)
-    stages = plan.written["warm_start"]
-    begun_with = model
-    for number, stage in enumerate(stages, start=1):
-        taught = world.model if number == len(stages) else world.model.with_name(f"stage_{number}")
-        if not taught.exists():
-            teach(begun_with, taught, WarmStart(**stage, style=world.style), progress=_show)
-        begun_with = str(taught)
+    settings = WarmStart(**plan.written["warm_start"], style=world.style)
+    teach(model, world.model, settings, progress=_show)
 
 
 def _show(step: int, loss: float, seconds: float) -> None:

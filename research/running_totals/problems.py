@@ -135,14 +135,11 @@ def following_totals(problem: Problem, shown: Sequence[int], draw: random.Random
     return totals
 
 
-def demonstration(index: int, *, seed: int, style: Style = "free", all_read: bool = False) -> Demonstration:
-    """Returns the demonstration of this number, a function of the arguments.
-
-    Every second one has a solution in view, or with `all_read` every one.
-    """
+def demonstration(index: int, *, seed: int, style: Style = "free") -> Demonstration:
+    """Returns the demonstration of this number, a function of the arguments. Every second one has a solution in view."""
     draw = random.Random(f"demonstration/{seed}/{index}")
     problem = draw_problem(draw)
-    if index % 2 == 0 and not all_read:
+    if index % 2 == 0:
         return Demonstration(problem=problem, shown=None, response=stated(problem.totals, draw, style=style))
     (kind,) = draw.choices(KINDS, SHARES)
     if kind == "other":

@@ -1,8 +1,7 @@
 """Fine-tunes a language model on demonstrations of `running_totals`, before any reinforcement learning.
 
 It learns the format, to stop, to choose every phrasing equally often, and to read a solution in its prompt: half of the
-demonstrations of the first stage have one in view, in the wording in which cepo's teachers read a reference, and all of
-the second.
+demonstrations have one in view, in the wording in which cepo's teachers read a reference.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """The settings of a stage of the fine-tuning."""
+    """The settings of the fine-tuning."""
 
     steps: int = 200
     batch_size: int = 16
@@ -36,8 +35,6 @@ class WarmStart:
     max_grad_norm: float = 1.0
     seed: int = 1
     style: Style = "free"
-    all_read: bool = False
-    """Whether all demonstrations have a solution in view, and not only every second one."""
 
 
 Encoded = tuple[list[int], list[int]]
@@ -120,8 +117,7 @@ def teach(
         first = step * settings.batch_size
         batch: list[Demonstration] = []
         for index in range(first, first + settings.batch_size):
-            each = demonstration(index, seed=settings.seed, style=settings.style, all_read=settings.all_read)
-            batch.append(each)
+            batch.append(demonstration(index, seed=settings.seed, style=settings.style))
         loss = _accumulated(model, [encoder.encode(each) for each in batch])
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()

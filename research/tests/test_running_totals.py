@@ -107,15 +107,6 @@ def test_half_of_the_demonstrations_show_a_solution_of_three_kinds() -> None:
     assert [count / 2000 for count in shown.values()] == pytest.approx([0.4, 0.35, 0.25], abs=0.04)
 
 
-def test_all_demonstrations_to_read_show_a_solution() -> None:
-    """Every second one is that which is drawn without `all_read` too."""
-    for index in range(200):
-        each = problems.demonstration(index, seed=3, all_read=True)
-        assert each.shown is not None
-        if index % 2 == 1:
-            assert each == problems.demonstration(index, seed=3)
-
-
 def _has_one_mistake(problem: Problem, totals: list[int]) -> bool:
     """Whether the totals are additions of the problem's numbers but for one."""
     before = [problem.addends[0], *totals[:-1]]
