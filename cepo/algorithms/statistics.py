@@ -25,6 +25,10 @@ ZERO_ADVANTAGE = 1e-6
 """Advantages of smaller magnitude have sign 0."""
 NEUTRAL_DELTA = 1e-3
 """Evidence of smaller magnitude counts as neither positive nor negative in the metrics."""
+SURE_PROBABILITY = 0.9
+"""Tokens of at least this probability had no alternative: their evidence is near 0, whatever its noise elsewhere."""
+NORMAL_MEDIAN = 0.6745
+"""Median of |x| for a standard normal x, by which the median size of noise becomes its standard deviation."""
 _LARGEST_LOG_ODDS = 500.0
 """Bound of summed evidence, at which its exponential is still finite in float64."""
 _DEFAULTS = GroupAdvantageConfig()

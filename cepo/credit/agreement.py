@@ -136,9 +136,9 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
       response's measured tokens, and `inverted`, with its credit mirrored at its mean over them.
     - Evidence is delta itself, and the difference of the belief before and after the token.
     """
-    uniform = _at(truth, signals[0].signal.advantages)
+    uniform = at_measured_tokens(truth, signals[0].signal.advantages)
     lengths = rollouts.response_mask.sum(dim=1).numpy()[truth.row]
-    surprisal = -_at(truth, rollouts.sampled_log_probs)
+    surprisal = -at_measured_tokens(truth, rollouts.sampled_log_probs)
     noise = numpy.random.default_rng([seed, 1]).uniform(0.0, 2.0, len(truth.row))
     baselines = [
         Arm("position", "baseline", uniform * (truth.token + 1) / lengths),
@@ -148,7 +148,7 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
     ]
     arms: list[Arm] = []
     for method in signals:
-        credits = _at(truth, method.signal.advantages)
+        credits = at_measured_tokens(truth, method.signal.advantages)
         arms.append(Arm(method.label, "method", credits))
         arms += _controls(truth, method.label, credits, seed=seed)
     evidence: list[Arm] = []
@@ -159,7 +159,7 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
             evidence.append(Arm(f"{method.label}: difference of belief", "evidence", moves))
         delta = method.signal.diagnostics.get("delta")
         if delta is not None:
-            evidence.append(Arm(f"{method.label}: delta", "evidence", _at(truth, delta)))
+            evidence.append(Arm(f"{method.label}: delta", "evidence", at_measured_tokens(truth, delta)))
     # The first method, whose advantage is uniform, is followed by the baselines that multiply it.
     return [arms[0], *baselines, *arms[1:], *_different(evidence)]
 
@@ -178,6 +178,16 @@ def _controls(truth: Truth, label: str, credits: Numbers, *, seed: int) -> list[
         Arm(f"{label}, inverted", "control", 2 * mean - credits),
         Arm(f"{label}, permuted", "control", permuted),
     ]
+
+
+def delta_arms(truth: Truth, signals: Sequence[MethodSignal]) -> list[Arm]:
+    """Returns the evidence delta of each method that has it; of methods with the same evidence the first."""
+    evidence: list[Arm] = []
+    for method in signals:
+        delta = method.signal.diagnostics.get("delta")
+        if delta is not None:
+            evidence.append(Arm(method.label, "evidence", at_measured_tokens(truth, delta)))
+    return _different(evidence)
 
 
 def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
@@ -227,7 +237,7 @@ def _prior(rollouts: Rollouts) -> Tensor:
     return prior
 
 
-def _at(truth: Truth, tensor: Tensor) -> Numbers:
+def at_measured_tokens(truth: Truth, tensor: Tensor) -> Numbers:
     """The entries of a (B, T) tensor at the measured tokens."""
     return tensor.double().numpy()[truth.row, truth.token]
 
@@ -343,6 +353,37 @@ def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Fi
         }
 
     return bootstrap(truth.problem, metrics, seed=[seed, 3])
+
+
+def contrast_figures(truth: Truth, delta: Numbers, log_probs: Numbers, *, seed: int) -> dict[str, Figure]:
+    """Returns how far the evidence of decisive tokens stands out from the noise of the others.
+
+        decisive = median |delta| over the tokens with |A*| > 0.25
+        noise    = median |delta| / 0.6745 over the others with P(y_t) < 0.9
+        ratio    = decisive / noise
+
+    The noise is a standard deviation, robust against single tokens. Tokens of a higher probability had no alternative:
+    their evidence is near 0 whatever the teachers know. All are (N,); `log_probs` are the policy's.
+    """
+    is_decisive = numpy.abs(truth.credit) > DECISIVE
+    is_other = ~is_decisive & (log_probs < math.log(statistics.SURE_PROBABILITY))
+    size = numpy.abs(delta)
+
+    def metrics(tokens: _Indices) -> dict[str, float]:
+        decisive = _median(size[tokens][is_decisive[tokens]])
+        noise = _median(size[tokens][is_other[tokens]]) / statistics.NORMAL_MEDIAN
+        return {
+            "decisive": decisive,
+            "noise": noise,
+            "ratio": decisive / noise if noise > 0 else numpy.nan,
+        }
+
+    return bootstrap(truth.problem, metrics, seed=[seed, 3])
+
+
+def _median(values: Numbers) -> float:
+    """Returns the median; NaN of no values."""
+    return float(numpy.median(values)) if len(values) else numpy.nan
 
 
 def credit_ceiling(truth: Truth, *, seed: int) -> Figure:

@@ -105,7 +105,7 @@ def write_credit_page(results: Fields, out: Path) -> Path:
     knowledge, *others = [table_of_scores(table, first="method") for table in tables.values()]
     sections: list[Section] = []
     if "credit" in results:
-        credit, value = others
+        credit, value, *contrast = others
         sections.append(
             Section(
                 title="Agreement with the truth",
@@ -119,6 +119,8 @@ def write_credit_page(results: Fields, out: Path) -> Path:
             Section(title="All figures of credit", notes=[_ORACLE_NOTE], tables=[credit]),
             Section(title="Value of a prefix", charts=[_calibration(results)], tables=[value]),
         ]
+        if contrast:
+            sections.append(Section(title="Evidence and its noise", notes=[_CONTRAST_NOTE], tables=contrast))
     if results["knowledge"]:
         sections.append(
             Section(
@@ -298,6 +300,10 @@ _KNOWING = (
     "The mean log-probability ratio of teacher to student on right responses: how far the reference announces them. "
     "No teacher exceeds the limit on average. If it only helps in the last quarter, the teacher knows the answer but not "
     "the derivation. On wrong responses the mean is the lower, the better the reference tells them from right ones."
+)
+_CONTRAST_NOTE = (
+    "|delta| of the decisive tokens over the standard deviation of delta on the others that had an alternative. Below 1, "
+    "most of what evidence changes is noise."
 )
 _ORACLE_NOTE = (
     "The row 'oracle' compares the truth from one half of the continuations with that from the other half: what perfect "

@@ -112,13 +112,21 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
         figures = agreement.value_figures(truth, arm.numbers, seed=seed)
         curve = agreement.calibration(arm.numbers, truth.value)
         value_rows.append({"name": arm.name, "kind": arm.kind, **figures, "calibration": curve})
+    contrast_rows: list[Tree] = []
+    log_probs = agreement.at_measured_tokens(truth, rollouts.sampled_log_probs)
+    for arm in agreement.delta_arms(truth, signals):
+        figures = agreement.contrast_figures(truth, arm.numbers, log_probs, seed=seed)
+        contrast_rows.append({"name": arm.name, **figures})
     oracle_of_value = agreement.value_figures(second_half, first_value, seed=seed)
     value_rows.append({"name": _ORACLE, "kind": "control", **oracle_of_value})
-    return {
+    results: Tree = {
         "ceiling": agreement.credit_ceiling(truth, seed=seed),
         "credit": credit_rows,
         "value": value_rows,
     }
+    if contrast_rows:
+        results["contrast"] = contrast_rows
+    return results
 
 
 def _write_traces(

@@ -25,10 +25,12 @@ _KNOWLEDGE = {
     "limit": "limit, -log p",
     "wrong": "nats of wrong responses",
 }
+_CONTRAST = {"decisive": "on decisive tokens, nats", "noise": "noise on the others, nats", "ratio": "contrast to noise"}
 _PARTS = {
     "knowledge": ("What teachers know of right and wrong responses, in nats per response", _KNOWLEDGE),
     "credit": ("Credit of a token, against A*", _CREDIT),
     "value": ("Value of a prefix, against V", _VALUE),
+    "contrast": ("Evidence of decisive tokens, against its noise", _CONTRAST),
 }
 
 

@@ -153,6 +153,29 @@ def test_calibration_is_the_mean_gap_in_tenths() -> None:
     assert agreement.value_figures(truth, believed, seed=0)["calibration_error"]["value"] == pytest.approx(0.2)
 
 
+def test_contrast_to_noise_by_hand() -> None:
+    """A* of -0.5 and 0.3 decide; their |delta| of 3 and 1 have the median 2.
+
+    Of the others, two had an alternative (P of 0.5), with |delta| of 0.2 and 0.4: noise 0.3 / 0.6745 = 0.445. The other
+    two, of P 0.99, would make it 0.1 / 0.6745. The ratio is 2 / 0.445 = 4.50.
+    """
+    credit = numpy.array([0.1, -0.5, 0.0, 0.3, 0.1, 0.0])
+    delta = numpy.array([0.2, 3.0, 0.0, -1.0, -0.4, 0.0])
+    log_probs = numpy.log([0.5, 0.5, 0.99, 0.99, 0.5, 0.99])
+    found = values_of(agreement.contrast_figures(truth_of(numpy.zeros(6), credit, tokens=3), delta, log_probs, seed=0))
+    assert found["decisive"] == pytest.approx(2.0)
+    assert found["noise"] == pytest.approx(0.3 / 0.6745)
+    assert found["ratio"] == pytest.approx(2.0 * 0.6745 / 0.3)
+
+
+@pytest.mark.parametrize(("credit", "delta"), [([0.0, 0.1], [1.0, 1.0]), ([0.5, 0.1], [1.0, 0.0])])
+def test_no_decisive_token_or_no_noise_gives_no_ratio(credit: list[float], delta: list[float]) -> None:
+    truth = truth_of(numpy.zeros(2), numpy.array(credit), tokens=2)
+    log_probs = numpy.log([0.5, 0.5])
+    found = values_of(agreement.contrast_figures(truth, numpy.array(delta), log_probs, seed=0))
+    assert found["ratio"] is None
+
+
 def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
     """Tokens of a problem share their value, so that 400 tokens are 50 independent numbers: sd / sqrt(50)."""
     generator = numpy.random.default_rng(3)
