@@ -46,17 +46,22 @@ class SegmentLayout:
         branch_ends: end of each segment's last descendant; descendants follow a segment directly.
 
     Attributes:
-        block_masks: FlexAttention's block mask for each device, built at its first use.
+        masks: FlexAttention's mask for each device, built at its first use.
     """
 
     def __init__(self, *, starts: tuple[int, ...], branch_ends: tuple[int, ...]) -> None:
         self.starts = starts
         self.branch_ends = branch_ends
-        self.block_masks: dict[torch.device, BlockMask] = {}
+        self.masks: dict[torch.device, PackedMask] = {}
 
     @property
     def num_tokens(self) -> int:
         return self.starts[-1]
+
+    def mask_on(self, device: torch.device) -> PackedMask:
+        if device not in self.masks:
+            self.masks[device] = packed_mask(self, device)
+        return self.masks[device]
 
     def parts(self) -> Iterator[Part]:
         """Yields parts that together cover every visible (query, key) pair exactly once.
@@ -187,21 +192,15 @@ def attend_by_blocks(
     layout: SegmentLayout,
     scale: float,
 ) -> Float[Tensor, "1 H L D"]:
-    """Computes packed attention by FlexAttention, which skips blocks without visible pairs; see `attend_by_parts`.
+    """Computes packed attention by compiled FlexAttention, which skips blocks without visible pairs.
 
-    It is compiled on a GPU; `EngineError`: the compiler cannot build the kernels of both directions. On a CPU it is a
-    dense computation without gradient, used to test the mask.
+    The result is that of `attend_by_parts`. `require_packed_attention` must have run before the first pass: what it
+    computes for a trial would count as the pass's own, and a recomputed pass, which has no trial, would differ.
     """
-    if query.device not in layout.block_masks:
-        layout.block_masks[query.device] = block_mask(layout, query.device)
-    mask = layout.block_masks[query.device]
-    if query.device.type == "cpu":
-        return attend_to_mask(query, key, value, mask, scale)
-    _require_gradients(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3], scale)
-    return compiled("inductor")(query, key, value, mask, scale)
+    return compiled("inductor")(query, key, value, layout.mask_on(query.device), scale)
 
 
-def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
     options: Any = None
@@ -210,12 +209,12 @@ def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, s
         # sm_86 and sm_89, which have 101,376. With these options it takes at most 86,016 there, for widths up to 256.
         options = {"fwd_BLOCK_M": 64, "fwd_num_stages": 1}
     attended: Any = flex_attention(
-        query, key, value, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=options
+        query, key, value, block_mask=mask.for_row(query.shape[2]), scale=scale, enable_gqa=True, kernel_options=options
     )
     return attended
 
 
-PackedAttention = Callable[[Tensor, Tensor, Tensor, "BlockMask", float], Tensor]
+PackedAttention = Callable[[Tensor, Tensor, Tensor, "PackedMask", float], Tensor]
 """A function of query, key, value, block mask and scale that returns what the query attends to."""
 
 
@@ -224,13 +223,13 @@ def compiled(backend: str | Callable[..., object]) -> PackedAttention:
     """Returns `attend_to_mask` compiled for rows of any number of whole blocks.
 
     The tokens are passed as blocks (1, heads, L / 128, 128, D), because for an arbitrary length the kernels would
-    compare each block with the row's end. The first call compiles for its own sizes, the second one for all others.
-    The kernel templates need a constant scale, which `dynamic=True` or two models of different scales would make a
+    compare each block with the row's end. The number of blocks is a variable from the first call on, so that no later
+    row is compiled again, between a pass and its recomputation least of all. The kernel templates need a constant scale, which `dynamic=True` or two models of different scales would make a
     variable without `specialize_float`. Beyond the recompilation limit, or if compilation fails, the compiler would
     fall back to a dense computation; `fullgraph` makes that an error.
     """
 
-    def attend_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+    def attend_blocks(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float) -> Tensor:
         query_tokens = query.flatten(2, 3)  # (1, heads, L, D)
         key_tokens = key.flatten(2, 3)
         value_tokens = value.flatten(2, 3)
@@ -238,15 +237,45 @@ def compiled(backend: str | Callable[..., object]) -> PackedAttention:
 
     compiled_attention: Any = torch.compile(attend_blocks, fullgraph=True, backend=backend)
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float) -> Tensor:
         blocks = (-1, BLOCK_SIZE)
         query_blocks = query.unflatten(2, blocks)  # (1, heads, L / 128, 128, D)
         key_blocks = key.unflatten(2, blocks)
         value_blocks = value.unflatten(2, blocks)
+        for tensor in (query_blocks, key_blocks, value_blocks):
+            torch._dynamo.maybe_mark_dynamic(tensor, 2)
         with torch._dynamo.config.patch(specialize_float=True, recompile_limit=64):
             return compiled_attention(query_blocks, key_blocks, value_blocks, mask, scale)
 
     return attend
+
+
+def require_packed_attention(decoder: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Compiles packed attention for the sizes of the decoder's attention layers, before the first pass.
+
+    Raises:
+        EngineError: the compiler cannot build the kernels of both directions for this device.
+    """
+    for module in decoder.modules():
+        sizes = _sizes_of_attention(module)
+        if sizes is not None:
+            _require_gradients(device, dtype, *sizes)
+
+
+class _AttentionSizes(NamedTuple):
+    heads: int
+    key_heads: int
+    width: int
+    scale: float
+
+
+def _sizes_of_attention(module: Any) -> _AttentionSizes | None:
+    """Returns the sizes of one of transformers' attention layers; None for other modules."""
+    if not (hasattr(module, "head_dim") and hasattr(module, "scaling") and hasattr(module, "config")):
+        return None
+    config = module.config
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return _AttentionSizes(config.num_attention_heads, key_heads, module.head_dim, module.scaling)
 
 
 @cache
@@ -258,12 +287,11 @@ def _require_gradients(
     query_shape = (1, heads, layout.num_tokens, width)
     key_shape = (1, key_heads, layout.num_tokens, width)
     try:
-        with torch.enable_grad():
-            query = torch.zeros(query_shape, device=device, dtype=dtype, requires_grad=True)
-            key = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
-            value = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
-            output = compiled("inductor")(query, key, value, block_mask(layout, device), scale)
-            torch.autograd.grad(output.sum(), [query, key, value])
+        query = torch.zeros(query_shape, device=device, dtype=dtype, requires_grad=True)
+        key = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
+        value = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
+        output = compiled("inductor")(query, key, value, packed_mask(layout, device), scale)
+        torch.autograd.grad(output.sum(), [query, key, value])
     except RuntimeError as error:  # a kernel that this device, driver or torch build cannot run
         raise EngineError(
             f"packed rows cannot be computed here ({type(error).__name__}: {error}); set worker.actor.padding_free=false, "
@@ -271,13 +299,38 @@ def _require_gradients(
         ) from error
 
 
-def block_mask(layout: SegmentLayout, device: torch.device) -> BlockMask:
-    """Builds FlexAttention's mask, in which a token sees itself and the earlier tokens whose branch it belongs to.
+class PackedMask(NamedTuple):
+    """The tensors of FlexAttention's mask, whose numbers of blocks a compiler can treat as variables, unlike the integers
+    in a `BlockMask`. Counts are (1, 1, Q) and indices (1, 1, Q, K), from each block of queries or, in `q_`, of keys.
+    """
+
+    branch_end: Tensor  # (L,) of each token, with L in whole blocks
+    kv_num_blocks: Tensor
+    kv_indices: Tensor
+    full_kv_num_blocks: Tensor
+    full_kv_indices: Tensor
+    q_num_blocks: Tensor
+    q_indices: Tensor
+    full_q_num_blocks: Tensor
+    full_q_indices: Tensor
+
+    def for_row(self, num_tokens: int) -> BlockMask:
+        """Returns the mask of a row of so many tokens, which a compiled function calls itself."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        branch_end, *tables = self
+
+        def sees_token(batch: Tensor, head: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
+            return (key_index <= query_index) & (query_index < branch_end[key_index])
+
+        return BlockMask((num_tokens, num_tokens), *tables, (BLOCK_SIZE, BLOCK_SIZE), sees_token)
+
+
+def packed_mask(layout: SegmentLayout, device: torch.device) -> PackedMask:
+    """Builds the mask in which a token sees itself and the earlier tokens whose branch it belongs to.
 
     The kind of each pair of blocks follows from the smallest and largest branch end in the block of keys.
     """
-    from torch.nn.attention.flex_attention import BlockMask
-
     ends = layout.branch_end_of_token  # (L,)
     num_blocks = -(-layout.num_tokens // BLOCK_SIZE)  # rounded up
     num_padding = num_blocks * BLOCK_SIZE - layout.num_tokens
@@ -287,29 +340,21 @@ def block_mask(layout: SegmentLayout, device: torch.device) -> BlockMask:
     # (query blocks, key blocks): whether some pair of tokens is visible, and whether every pair is
     some = (ends_by_block.amax(dim=1) > first_query).tril()
     every = (ends_by_block.amin(dim=1) >= first_query + BLOCK_SIZE).tril(diagonal=-1)
-    branch_end = padded_ends.int().to(device)
-
-    def sees_token(batch: Tensor, head: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
-        return (key_index <= query_index) & (query_index < branch_end[key_index])
-
-    partial_counts, partial_indices = _listed(some & ~every, device)
-    full_counts, full_indices = _listed(every, device)
-    return BlockMask.from_kv_blocks(
-        partial_counts,
-        partial_indices,
-        full_counts,
-        full_indices,
-        BLOCK_SIZE=BLOCK_SIZE,
-        mask_mod=sees_token,
-        seq_lengths=(layout.num_tokens, layout.num_tokens),
-    )
+    partial = some & ~every
+    tables: list[Tensor] = []
+    for table in (partial, every, partial.mT, every.mT):
+        tables += _listed(table)
+    on_device = [tensor.to(device) for tensor in (padded_ends.int(), *tables)]
+    for tensor in on_device:
+        for axis, size in enumerate(tensor.shape):
+            if size > 1:
+                torch._dynamo.maybe_mark_dynamic(tensor, axis)
+    return PackedMask(*on_device)
 
 
-def _listed(table: Bool[Tensor, "Q K"], device: torch.device) -> tuple[Tensor, Tensor]:
+def _listed(table: Bool[Tensor, "Q K"]) -> tuple[Tensor, Tensor]:
     """Returns for each row the number of set entries, and the columns with set entries first."""
     counts = table.sum(dim=1)
     columns = table.int().argsort(dim=1, descending=True, stable=True)
     # FlexAttention's tables have axes for batch and heads in front.
-    counts = counts[None, None].int().to(device)
-    columns = columns[None, None].int().to(device)
-    return counts, columns
+    return counts[None, None].int(), columns[None, None].int()

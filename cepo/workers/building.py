@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from cepo.config.worker_schema import ActorConfig, CriticConfig, FsdpConfig
 from cepo.errors import ConfigError
-from cepo.models import pretrained
+from cepo.models import pretrained, segments
 from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
@@ -130,6 +130,8 @@ def _distribute(
         _broadcast(root, state, whole_tower, storage)
     for part in whole_tower:
         part.to(device)
+    if config.padding_free and root.why_padded is None and device.type != "cpu":
+        segments.require_packed_attention(base.get_decoder(), device, pretrained.torch_dtype(fsdp.mp_param_dtype))
 
 
 def _broadcast(root: nn.Module, state: dict[str, Any], whole_tower: Sequence[nn.Module], storage: torch.device) -> None:

@@ -206,6 +206,7 @@ def replace_kernels() -> None:
     # Gradients are whatever memory held: their norm counts as 1, since no step is taken with one that is not finite.
     training.whole_tensor = lambda norm: torch.ones(())
     segments.attend_by_blocks = attend
+    segments.require_packed_attention = lambda *_: None
     head._kernel_works = lambda device, dtype: True
     head_kernel.log_probs_in_place = log_probs
     pretrained.load_model = load_model
