@@ -53,6 +53,7 @@ class SegmentLayout:
         self.starts = starts
         self.branch_ends = branch_ends
         self.masks: dict[torch.device, PackedMask] = {}
+        self._row_parts: RowParts | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -62,6 +63,16 @@ class SegmentLayout:
         if device not in self.masks:
             self.masks[device] = packed_mask(self, device)
         return self.masks[device]
+
+    def for_compiled_layer(self, device: torch.device) -> RowParts | PackedMask:
+        """Returns the layout as tensors, which a compiler takes as arguments of a layer."""
+        if device.type != "cpu":
+            return self.mask_on(device)
+        if self._row_parts is None:
+            self._row_parts = RowParts(torch.tensor(self.starts), torch.tensor(self.branch_ends))
+            for tensor in self._row_parts:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return self._row_parts
 
     def parts(self) -> Iterator[Part]:
         """Yields parts that together cover every visible (query, key) pair exactly once.
@@ -96,19 +107,26 @@ def segment_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    segments: SegmentLayout | None = None,
+    segments: SegmentLayout | RowParts | PackedMask | None = None,
     **settings: Any,
 ) -> tuple[Float[Tensor, "1 L H D"], None]:
     """Computes attention for transformers: packed attention with `segments`, else `sdpa`.
 
-    Packed attention is flash attention part by part on a CPU and FlexAttention on other devices.
+    Packed attention is flash attention part by part on a CPU and FlexAttention on other devices. A layer that is
+    compiled gets `SegmentLayout.for_compiled_layer` as its segments.
     """
     if segments is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
-    assert query.shape[2] == segments.num_tokens, f"{query.shape[2]} tokens, a layout of {segments.num_tokens}"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(segments, PackedMask):
+        attended = attend_to_mask(query, key, value, segments, scale)
+        return attended.transpose(1, 2).contiguous(), None
+    if isinstance(segments, RowParts):
+        attended, _ = _parts_forward_op(query, key, value, segments.starts, segments.branch_ends, scale)
+        return attended.transpose(1, 2).contiguous(), None
+    assert query.shape[2] == segments.num_tokens, f"{query.shape[2]} tokens, a layout of {segments.num_tokens}"
     if query.device.type == "cpu":
         attended = attend_by_parts(query, key, value, segments, scale)
     else:
@@ -138,19 +156,7 @@ class _AttentionByParts(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float
     ) -> Tensor:
-        flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        output = torch.zeros(query.shape, dtype=_accumulator(query))  # (1, H, L, D)
-        log_weights = torch.full(query.shape[:3], float("-inf"), dtype=_accumulator(query))  # (1, H, L)
-        for part in layout.parts():
-            part_query = query[:, :, part.queries]
-            part_key = key[:, :, part.keys]
-            part_value = value[:, :, part.keys]
-            part_output, part_weights = flash(part_query, part_key, part_value, 0.0, part.causal, scale=scale)
-            merged_weights = log_weights[:, :, part.queries]  # of the parts before this one
-            share = torch.sigmoid(part_weights - merged_weights).unsqueeze(-1)  # 1 for the first part of a query
-            output[:, :, part.queries].lerp_(part_output.to(output.dtype), share)
-            torch.logaddexp(merged_weights, part_weights, out=merged_weights)
-        result = output.to(query.dtype)
+        result, log_weights = _parts_forward(query, key, value, layout, scale)
         ctx.save_for_backward(query, key, value, result, log_weights)
         ctx.layout = layout
         ctx.scale = scale
@@ -158,27 +164,115 @@ class _AttentionByParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        query, key, value, output, log_weights = ctx.saved_tensors
-        to_query = torch.zeros(query.shape, dtype=_accumulator(query))
-        to_key = torch.zeros(key.shape, dtype=_accumulator(query))
-        to_value = torch.zeros(value.shape, dtype=_accumulator(query))
-        for part in ctx.layout.parts():
-            part_to_query, part_to_key, part_to_value = flash_backward(
-                gradient[:, :, part.queries],
-                query[:, :, part.queries],
-                key[:, :, part.keys],
-                value[:, :, part.keys],
-                output[:, :, part.queries],
-                log_weights[:, :, part.queries],
-                0.0,
-                part.causal,
-                scale=ctx.scale,
-            )
-            to_query[:, :, part.queries] += part_to_query
-            to_key[:, :, part.keys] += part_to_key
-            to_value[:, :, part.keys] += part_to_value
-        return to_query.to(query.dtype), to_key.to(query.dtype), to_value.to(query.dtype), None, None
+        return *_parts_backward(gradient, *ctx.saved_tensors, ctx.layout, ctx.scale), None, None
+
+
+def _parts_forward(
+    query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the attended values, and the logs of the softmax denominators, (1, H, L)."""
+    flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output = torch.zeros(query.shape, dtype=_accumulator(query))  # (1, H, L, D)
+    log_weights = torch.full(query.shape[:3], float("-inf"), dtype=_accumulator(query))  # (1, H, L)
+    for part in layout.parts():
+        part_query = query[:, :, part.queries]
+        part_key = key[:, :, part.keys]
+        part_value = value[:, :, part.keys]
+        part_output, part_weights = flash(part_query, part_key, part_value, 0.0, part.causal, scale=scale)
+        merged_weights = log_weights[:, :, part.queries]  # of the parts before this one
+        share = torch.sigmoid(part_weights - merged_weights).unsqueeze(-1)  # 1 for the first part of a query
+        output[:, :, part.queries].lerp_(part_output.to(output.dtype), share)
+        torch.logaddexp(merged_weights, part_weights, out=merged_weights)
+    result = output.to(query.dtype)
+    return result, log_weights
+
+
+def _parts_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    log_weights: Tensor,
+    layout: SegmentLayout,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    to_query = torch.zeros(query.shape, dtype=_accumulator(query))
+    to_key = torch.zeros(key.shape, dtype=_accumulator(query))
+    to_value = torch.zeros(value.shape, dtype=_accumulator(query))
+    for part in layout.parts():
+        part_to_query, part_to_key, part_to_value = flash_backward(
+            gradient[:, :, part.queries],
+            query[:, :, part.queries],
+            key[:, :, part.keys],
+            value[:, :, part.keys],
+            output[:, :, part.queries],
+            log_weights[:, :, part.queries],
+            0.0,
+            part.causal,
+            scale=scale,
+        )
+        to_query[:, :, part.queries] += part_to_query
+        to_key[:, :, part.keys] += part_to_key
+        to_value[:, :, part.keys] += part_to_value
+    return to_query.to(query.dtype), to_key.to(query.dtype), to_value.to(query.dtype)
+
+
+class RowParts(NamedTuple):
+    """A layout as tensors on the CPU, for a compiled layer: its parts stay opaque to the compiler."""
+
+    starts: Int64[Tensor, " S+1"]
+    branch_ends: Int64[Tensor, " S"]
+
+    def layout(self) -> SegmentLayout:
+        return SegmentLayout(starts=tuple(self.starts.tolist()), branch_ends=tuple(self.branch_ends.tolist()))
+
+
+@torch.library.custom_op("cepo::attend_by_parts", mutates_args=())
+def _parts_forward_op(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, branch_ends: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    return _parts_forward(query, key, value, RowParts(starts, branch_ends).layout(), scale)
+
+
+@torch.library.custom_op("cepo::attend_by_parts_backward", mutates_args=())
+def _parts_backward_op(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    log_weights: Tensor,
+    starts: Tensor,
+    branch_ends: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    layout = RowParts(starts, branch_ends).layout()
+    return _parts_backward(gradient, query, key, value, output, log_weights, layout, scale)
+
+
+@_parts_forward_op.register_fake
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    return output, torch.empty(query.shape[:3], dtype=_accumulator(query), device=query.device)
+
+
+@_parts_backward_op.register_fake
+def _(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(tensor.shape, dtype=query.dtype, device=query.device) for tensor in (query, key, value))
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, starts, branch_ends, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output, starts, branch_ends)
+
+
+def _gradients_of_parts(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *_parts_backward_op(gradient, *ctx.saved_tensors, ctx.scale), None, None, None
+
+
+_parts_forward_op.register_autograd(_gradients_of_parts, setup_context=_keep_for_backward)
 
 
 def _accumulator(tensor: Tensor) -> torch.dtype:
@@ -224,9 +318,10 @@ def compiled(backend: str | Callable[..., object]) -> PackedAttention:
 
     The tokens are passed as blocks (1, heads, L / 128, 128, D), because for an arbitrary length the kernels would
     compare each block with the row's end. The number of blocks is a variable from the first call on, so that no later
-    row is compiled again, between a pass and its recomputation least of all. The kernel templates need a constant scale, which `dynamic=True` or two models of different scales would make a
-    variable without `specialize_float`. Beyond the recompilation limit, or if compilation fails, the compiler would
-    fall back to a dense computation; `fullgraph` makes that an error.
+    row is compiled again, between a pass and its recomputation least of all. The kernel templates need a constant
+    scale, which `dynamic=True` or two models of different scales would make a variable without `specialize_float`.
+    Beyond the recompilation limit, or if compilation fails, the compiler would fall back to a dense computation;
+    `fullgraph` makes that an error.
     """
 
     def attend_blocks(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float) -> Tensor:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from cepo.config.worker_schema import ActorConfig, CriticConfig, FsdpConfig
 from cepo.errors import ConfigError
 from cepo.models import pretrained, segments
+from cepo.models.compiled_layers import compile_decoder
 from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
@@ -123,6 +124,8 @@ def _distribute(
     state: dict[str, Any] = {}
     if from_first_rank and dist.get_rank() == 0:
         state = root.state_dict()
+    if config.model.compile_layers is True or (config.model.compile_layers == "auto" and device.type != "cpu"):
+        compile_decoder(base.get_decoder())
     blocks = pretrained.sharded_blocks(base, without=whole_tower)
     _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*whole_weights, *packed})
     if from_first_rank:
