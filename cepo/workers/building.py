@@ -19,6 +19,7 @@ from cepo.models.compiled_layers import compile_decoder
 from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
+from cepo.models.without_waiting import use_masks_without_counting
 from cepo.workers.distributed import data_parallel_mesh, this_device
 from cepo.workers.scoring_model import ScoringModel, ValueModel
 
@@ -126,6 +127,8 @@ def _distribute(
         state = root.state_dict()
     if config.model.compile_layers is True or (config.model.compile_layers == "auto" and device.type != "cpu"):
         compile_decoder(base.get_decoder())
+    if device.type != "cpu":
+        use_masks_without_counting(base)
     blocks = pretrained.sharded_blocks(base, without=whole_tower)
     _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*whole_weights, *packed})
     if from_first_rank:

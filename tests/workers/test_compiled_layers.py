@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_compiled_kernels_compute_the_same_to_1e_minus_6(
     backend = "inductor"
     if shutil.which("g++") is None:
         backend = "aot_eager"
-        print("no g++: the layers are traced forwards and backwards, and no kernel is compiled")
+        warnings.warn("no g++: layers are traced in both directions, and no kernel is compiled", stacklevel=1)
     with_backend(monkeypatch, backend)
     rows = rows_of(tiny_model_folder, "qwen3_vl")
     expected = found_by(actor_of(tiny_model_folder, compiles=False), rows)
