@@ -98,7 +98,7 @@ LISTED = frozenset(
     | _keys(
         MODEL,
         """
-        enable_gradient_checkpointing freeze_vision_tower fp32_logits
+        enable_gradient_checkpointing compile_layers freeze_vision_tower fp32_logits
         lora.rank lora.alpha lora.use_dora lora.quantization lora.double_quantization
         """,
     )

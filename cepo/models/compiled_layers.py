@@ -32,6 +32,10 @@ def compile_decoder(decoder: Any, *, backend: Backend = "inductor") -> None:
     The graphs are compiled at a layer's first call, one for each combination of gradient, adapter and kind of layer.
     They hold for rows of any number and length. Call it before the layers are sharded.
     """
+    if any(hasattr(layer, "linear_attn") for layer in decoder.layers):
+        # Traced operation by operation, a loop over chunks, for minutes at a tiny model's sizes.
+        logger.warning("%s is not compiled: it has layers of linear attention", type(decoder).__name__)
+        return
     kinds: dict[type[nn.Module], _Kind] = {}
     for layer in decoder.layers:
         kind = kinds.setdefault(type(layer), _Kind(type(layer), backend))

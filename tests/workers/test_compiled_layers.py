@@ -23,7 +23,7 @@ from cepo.workers import building
 from cepo.workers.actor import Actor
 from lab.support.rows import gradients_of, optimizer_batch
 
-REFUSED = {"qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+REFUSED = {"qwen3_5", "qwen3_5_moe"}
 """Families whose layers compute as they are."""
 
 
