@@ -95,7 +95,7 @@ def test_rows_of_all_lengths_share_three_graphs(tiny_model_folder: Path, monkeyp
 
     with_backend(monkeypatch, counting)
     actor = actor_of(tiny_model_folder, compiles=True)
-    for responses in ((9, 30), (5, 7, 50), (2,), (80, 81)):
+    for responses in ((9, 30), (5, 7, 50), (2, 3), (80, 81)):
         found_by(actor, rows_of(tiny_model_folder, "qwen3_vl", responses=responses))
     assert len(actor.module.base.get_decoder().layers) > 1
     assert len(graphs) == 3

@@ -43,7 +43,7 @@ def test_an_update_may_be_the_first_pass_of_a_process(
         assert float((found - wanted).norm()) <= 1e-4 * float(wanted.norm() + 1e-6)
 
 
-def test_packed_attention_is_tried_out_for_each_size_of_the_decoder(
+def test_attention_is_tried_out_for_the_sizes_of_the_decoder(
     micro_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the first pass, with the heads and the scale of the layers themselves."""
