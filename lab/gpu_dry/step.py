@@ -126,7 +126,9 @@ def build(case: Case, folder: Path, rows: Sequence[ScoringRow]) -> Any:
     from cepo.workers.actor import Actor
     from cepo.workers.critic import Critic
 
-    settings = {"model.model_path": folder, "model.enable_gradient_checkpointing": "true", **case.settings}
+    # The processor computes single operations, not the card's compiled kernels.
+    fixed = {"model.enable_gradient_checkpointing": "true", "model.compile_layers": "false"}
+    settings = {"model.model_path": folder, **fixed, **case.settings}
     arguments = [f"worker.actor.{name}={value}" for name, value in settings.items()]
     config = load_config([f"config={ROOT / 'configs' / 'microgeo' / 'base.yaml'}", *arguments])
     processing = Processing(str(folder))
