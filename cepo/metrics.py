@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,15 +17,17 @@ Reduction = Literal["mean", "sum", "max", "min"]
 class Metric:
     """A partial result: `mean` keeps a weighted sum and its weight, the other reductions keep only the value.
 
-    `result` is None for an empty mean or extreme (weight 0), so that no false 0 is plotted.
+    `result` is None for an empty mean or extreme (weight 0), so that no false 0 is plotted. Value and weight may be
+    tensors on a device until `as_numbers` reads them.
     """
 
-    value: float
-    weight: float
+    value: float | Tensor
+    weight: float | Tensor
     reduction: Reduction
 
     @property
     def result(self) -> float | None:
+        assert isinstance(self.value, (int, float)), "the metric was not read from its device"
         if self.reduction == "sum":
             return self.value
         if self.weight == 0:
@@ -52,22 +54,23 @@ Metrics = dict[str, Metric]
 
 def mean_of(values: Tensor, where: Tensor | None = None) -> Metric:
     """Returns the mean of `values` over the entries where `where` is True (all if None), accumulated in float64."""
-    counted = values if where is None else values[where]
-    return Metric(float(counted.double().sum()), float(counted.numel()), "mean")
+    if where is None:
+        return Metric(_number(values.double().sum()), float(values.numel()), "mean")
+    return Metric(_number(values.double().where(where, 0.0).sum()), _number(where.sum()), "mean")
 
 
-def fraction(count: float, total: float) -> Metric:
+def fraction(count: float | Tensor, total: float) -> Metric:
     """Returns `count / total`, absent if the total is 0; merged fractions are weighted by their totals."""
-    return Metric(float(count), float(total), "mean")
+    return Metric(_number(count), float(total), "mean")
 
 
 def mean_value(value: float, weight: float = 1.0) -> Metric:
     return Metric(float(value) * weight, float(weight), "mean")
 
 
-def share_of_mean(value: float) -> Metric:
+def share_of_mean(value: float | Tensor) -> Metric:
     """Returns a summand of a mean, such as a micro-batch's or rank's part of a loss; `observations` adds the weight."""
-    return Metric(float(value), 0.0, "mean")
+    return Metric(_number(value), 0.0, "mean")
 
 
 def observations(count: float = 1.0) -> Metric:
@@ -83,8 +86,48 @@ def max_value(value: float) -> Metric:
     return Metric(float(value), 1.0, "max")
 
 
+def max_of(values: Tensor, where: Tensor) -> Metric:
+    """Returns the largest of `values` over the entries where `where` is True, absent if there is none."""
+    return Metric(_number(values.where(where, float("-inf")).max()), _number(where.any()), "max")
+
+
 def min_value(value: float) -> Metric:
     return Metric(float(value), 1.0, "min")
+
+
+def _number(value: float | Tensor) -> float | Tensor:
+    """Returns a number of this process as a float, and a device's as it is, because to read it means to wait for it."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    detached = value.detach()
+    return float(detached) if detached.device.type == "cpu" else detached
+
+
+def as_numbers(parts: Sequence[Mapping[str, Metric]]) -> list[Metrics]:
+    """Reads all values and weights that are on a device, at once, because each read waits for the device."""
+    import torch
+
+    pending = [
+        number
+        for part in parts
+        for metric in part.values()
+        for number in (metric.value, metric.weight)
+        if not isinstance(number, (int, float))
+    ]
+    # Per device, in the order above; float64 has the values of all types exactly.
+    stacked = torch.stack([number.double() for number in pending]) if pending else torch.empty(0)
+    read = iter(cast("list[float]", stacked.tolist()))  # pyright: ignore[reportUnknownMemberType]
+
+    def number(value: float | Tensor) -> float:
+        return float(value) if isinstance(value, (int, float)) else next(read)
+
+    numbers: list[Metrics] = []
+    for part in parts:
+        read_part: Metrics = {}
+        for name, metric in part.items():
+            read_part[name] = Metric(number(metric.value), number(metric.weight), metric.reduction)
+        numbers.append(read_part)
+    return numbers
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> Metrics:

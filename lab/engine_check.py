@@ -5,8 +5,12 @@
 
 Steps: a checkpoint of the shape's sizes in bf16; the engine's start; 8 responses to each of two prompts with an image;
 comparison of their log-probs with the trainer's; a new adapter, after which no cached keys and values of the old one
-may be used, or new full weights; sleeping and waking (on a GPU). The first failed step ends the check. The two kinds of
-weights are checked in processes of their own, as a run has one engine in its life.
+may be used, or new full weights; sleeping and waking (on a GPU). A step that fails does not keep the later ones from
+running, unless they need what it makes. The two kinds of weights are checked in processes of their own, as a run has
+one engine in its life.
+
+The log-probs may differ by twice what the trainer's own differ by between packed and padded rows, of the same tokens
+and in the same type: that is the rounding of bf16 at these sizes. On an H200 it was 0.019 nats on average.
 
 Exit code: 0 all passed, 1 a step failed, 3 a GPU is requested and there is none.
 """
@@ -18,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +34,9 @@ from lab.support.rows import generation_requests
 from lab.support.shapes import SHAPES, Shape, write_checkpoint
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cepo.data.batch import ScoringRow
     from cepo.models.processing import Processing
     from cepo.rollout.generator import Generation, GenerationRequest
     from cepo.rollout.vllm_engine import VllmGenerator
@@ -45,8 +52,10 @@ SPECULATION: SpeculationSettings = {
     "prompt_lookup_min": 1,
     "prompt_lookup_max": 4,
 }
-GAP_LIMITS = {"mean": 1e-2, "99th percentile": 5e-2}
-"""Limits in nats of the gap between the engine's and the trainer's log-probs, for bf16 and small (random) logits."""
+SMALLEST_LIMITS = {"mean": 1e-2, "99th percentile": 5e-2}
+"""Limits in nats of the gap between the engine's and the trainer's log-probs where the trainer's own noise is smaller."""
+NOISE_FACTOR = 2.0
+"""What the engine's gap may be of the trainer's own between packed and padded rows."""
 NO_CUDA = 3
 
 
@@ -169,16 +178,37 @@ class EngineCheck:
 
     def gap(self) -> dict[str, float]:
         """Checks the gaps between the engine's and the trainer's log-probs of the last samples against the limits."""
-        found = self._gaps()
-        for name, limit in GAP_LIMITS.items():
+        rows = self._rows()
+        scored = self._scored(rows)
+        found = gaps(scored, self._sampled())
+        noise = gaps(scored, self._scored(rows, packed=False))
+        for name, limit in limits(noise).items():
             assert found[name] <= limit, (
-                f"the {name} of the gaps is {found[name]:.3g} nats; at most {limit:g} is allowed"
+                f"the {name} of the gaps is {found[name]:.3g} nats; at most {limit:.3g} is allowed, where the trainer's "
+                f"own between packed and padded rows is {noise[name]:.3g}"
             )
-        return {f"gap's {name}": gap for name, gap in found.items()}
+        measured = {f"gap's {name}": gap for name, gap in found.items()}
+        return measured | {f"trainer's own {name}": gap for name, gap in noise.items()}
 
-    def _gaps(self) -> dict[str, float]:
+    def _sampled(self) -> Tensor:
         import torch
 
+        return torch.cat([torch.tensor(one.log_probs) for group in self._groups for one in group])
+
+    def _scored(self, rows: list[ScoringRow], *, packed: bool = True) -> Tensor:
+        """Returns the trainer's log-probs of all tokens, from padded rows if asked for."""
+        import torch
+
+        passes = self._actor.passes
+        packs = passes.packed
+        passes.packed = packs and packed
+        try:
+            return torch.cat(self._actor.score(rows))
+        finally:
+            passes.packed = packs
+            self._actor.finish_step(0)
+
+    def _rows(self) -> list[ScoringRow]:
         from cepo.data.batch import ScoringRow
         from cepo.models.processing import EncodedPrompt
 
@@ -188,10 +218,7 @@ class EngineCheck:
             expanded = tuple(self._processing.expand(request.prompt_ids, images))
             context = EncodedPrompt(token_ids=expanded, engine_ids=request.prompt_ids, images=images)
             rows += [ScoringRow(context=context, response_ids=one.response_ids) for one in group]
-        sampled = torch.cat([torch.tensor(one.log_probs) for group in self._groups for one in group])
-        gaps = (torch.cat(self._actor.score(rows)) - sampled).abs().double()
-        self._actor.finish_step(0)
-        return {"mean": float(gaps.mean()), "99th percentile": float(gaps.quantile(0.99)), "largest": float(gaps.max())}
+        return rows
 
     def new_weights(self) -> dict[str, float]:
         """Checks that the engine samples from new weights and reads nothing that the old ones have cached."""
@@ -223,13 +250,33 @@ class EngineCheck:
             for weight in chosen:
                 local: Any = getattr(weight, "_local_tensor", weight)
                 local.add_((torch.randn(local.shape, generator=draw) * spread).to(local))
-        moved = self._gaps()["mean"]
-        assert moved > 3 * GAP_LIMITS["mean"], f"new weights move log-probs by {moved:.3g} nats: too little to be seen"
+        rows = self._rows()
+        scored = self._scored(rows)
+        moved = gaps(scored, self._sampled())["mean"]
+        noise = gaps(scored, self._scored(rows, packed=False))
+        assert moved > 1.5 * limits(noise)["mean"], (
+            f"new weights move log-probs by {moved:.3g} nats: too little to be seen"
+        )
         return {"log-probs moved by": moved}
 
 
+def gaps(one: Tensor, other: Tensor) -> dict[str, float]:
+    """Returns how far two log-probs of the same tokens are apart, in nats."""
+    apart = (one - other).abs().double()
+    return {"mean": float(apart.mean()), "99th percentile": float(apart.quantile(0.99)), "largest": float(apart.max())}
+
+
+def limits(noise: Mapping[str, float]) -> dict[str, float]:
+    """Returns the largest accepted gaps, where the trainer's own gaps are `noise`."""
+    return {name: max(smallest, NOISE_FACTOR * noise[name]) for name, smallest in SMALLEST_LIMITS.items()}
+
+
+NEEDED = ("checkpoint", "trainer", "start", "responses")
+"""The words of steps without which no later one can run."""
+
+
 def run(steps: Sequence[tuple[str, Callable[[], dict[str, float]]]]) -> list[Step]:
-    """Runs the steps up to the first one that fails, and prints a line for each."""
+    """Runs the steps, up to one that fails and that all later ones need, and prints a line for each."""
     done: list[Step] = []
     for name, work in steps:
         step = Step(name)
@@ -244,7 +291,8 @@ def run(steps: Sequence[tuple[str, Callable[[], dict[str, float]]]]) -> list[Ste
         sys.stdout.flush()
         if step.error is not None:
             sys.stdout.write("\n".join(step.error.splitlines()[-12:]) + "\n")
-            break
+            if any(word in name for word in NEEDED):
+                break
     return done
 
 

@@ -68,6 +68,9 @@ class LoadedModelConfig:
     """Entries that replace those of the model's own configuration."""
     enable_gradient_checkpointing: Annotated[bool, NOT_DECISIVE, FROM_RECORD] = True
     """Recompute activations in the backward pass. This saves memory and costs time."""
+    compile_layers: Annotated[bool | Literal["auto"], NOT_DECISIVE, FROM_RECORD] = "auto"
+    """Compile the language model's layers by torch.compile. Each kind of layer takes some seconds at its first pass.
+    auto: on a GPU, not on a CPU. Layers that cannot be compiled compute as they are, and a line says so."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Enable it only for a model you trust."""
     freeze_vision_tower: Annotated[bool, FROM_RECORD] = False

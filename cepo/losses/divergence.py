@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from cepo.losses.base import bounded_ratio
-from cepo.metrics import Metrics, max_value, mean_of
+from cepo.metrics import Metrics, max_of, mean_of
 from cepo.types import DivergenceConfig
 
 Head = Tensor | Callable[[Tensor], Tensor]
@@ -140,8 +140,7 @@ def distillation_losses(
     is_taught = token_weight > 0
     value = divergence.detach()
     metrics: Metrics = {"distillation/divergence": mean_of(value, is_taught)}
-    if bool(is_taught.any()):
-        metrics["distillation/divergence_max"] = max_value(float(value[is_taught].max()))
+    metrics["distillation/divergence_max"] = max_of(value, is_taught)
     if settings.clip is not None and settings.clip_mode == "token" and settings.support != "sampled":
         is_clipped = value >= settings.clip
         metrics["distillation/clip_fraction"] = mean_of(is_clipped.float(), is_taught)

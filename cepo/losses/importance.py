@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cepo.losses.base import bounded_ratio
-from cepo.metrics import Metrics, max_value, mean_of
+from cepo.metrics import Metrics, max_of, mean_of
 
 
 def importance_weights(
@@ -33,14 +33,13 @@ def agreement_metrics(
     `rollout/kl` estimates KL(engine || trainer) by the mean of `rho - 1 - log rho`, with rho = P_trainer / P_engine.
     The result is empty unless the temperature is 1, because the engine's log-probs are at temperature 1.
     """
-    if temperature != 1.0 or not bool(counted.any()):
+    if temperature != 1.0:
         return {}
     log_ratio = scored - sampled
     gap = log_ratio.abs()
-    largest_gap = float(gap[counted].max())
     kl = bounded_ratio(log_ratio) - 1.0 - log_ratio
     return {
         "rollout/log_prob_gap_mean": mean_of(gap, counted),
-        "rollout/log_prob_gap_max": max_value(largest_gap),
+        "rollout/log_prob_gap_max": max_of(gap, counted),
         "rollout/kl": mean_of(kl, counted),
     }

@@ -82,7 +82,7 @@ def objective(
     weight = terms.weight
     policy_losses, metrics = _policy_losses(log_probs, terms, settings)
     policy = (policy_losses * weight).sum()
-    metrics["actor/pg_loss"] = share_of_mean(float(policy.detach()))
+    metrics["actor/pg_loss"] = share_of_mean(policy)
     total = policy
     penalties = reference_divergence
     if penalties is None and terms.reference_log_probs is not None:
@@ -97,12 +97,12 @@ def objective(
         )
         distillation = (distillation_terms * weight).sum()
         metrics |= distillation_metrics
-        metrics["actor/distillation_loss"] = share_of_mean(float(distillation.detach()))
+        metrics["actor/distillation_loss"] = share_of_mean(distillation)
         total = total + distillation
     if entropies is not None:
         entropy_loss = -entropies.coefficient * (entropies.values * weight).sum()
         metrics["actor/entropy"] = mean_of(entropies.values.detach(), mask)
-        metrics["actor/entropy_loss"] = share_of_mean(float(entropy_loss.detach()))
+        metrics["actor/entropy_loss"] = share_of_mean(entropy_loss)
         total = total + entropy_loss
     return total, metrics
 
@@ -145,7 +145,7 @@ def policy_metrics(loss: PolicyLoss, tokens: PolicyTokens) -> Metrics:
     }
     for name, chosen in loss.checked_counts(tokens).items():
         num_chosen = (chosen & mask).sum()
-        metrics[name] = share_of_mean(float(num_chosen))
+        metrics[name] = share_of_mean(num_chosen)
     return metrics | loss.checked_metrics(tokens)
 
 

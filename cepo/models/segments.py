@@ -46,17 +46,33 @@ class SegmentLayout:
         branch_ends: end of each segment's last descendant; descendants follow a segment directly.
 
     Attributes:
-        block_masks: FlexAttention's block mask for each device, built at its first use.
+        masks: FlexAttention's mask for each device, built at its first use.
     """
 
     def __init__(self, *, starts: tuple[int, ...], branch_ends: tuple[int, ...]) -> None:
         self.starts = starts
         self.branch_ends = branch_ends
-        self.block_masks: dict[torch.device, BlockMask] = {}
+        self.masks: dict[torch.device, PackedMask] = {}
+        self._row_parts: RowParts | None = None
 
     @property
     def num_tokens(self) -> int:
         return self.starts[-1]
+
+    def mask_on(self, device: torch.device) -> PackedMask:
+        if device not in self.masks:
+            self.masks[device] = packed_mask(self, device)
+        return self.masks[device]
+
+    def for_compiled_layer(self, device: torch.device) -> RowParts | PackedMask:
+        """Returns the layout as tensors, which a compiler takes as arguments of a layer."""
+        if device.type != "cpu":
+            return self.mask_on(device)
+        if self._row_parts is None:
+            self._row_parts = RowParts(torch.tensor(self.starts), torch.tensor(self.branch_ends))
+            for tensor in self._row_parts:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return self._row_parts
 
     def parts(self) -> Iterator[Part]:
         """Yields parts that together cover every visible (query, key) pair exactly once.
@@ -91,19 +107,26 @@ def segment_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    segments: SegmentLayout | None = None,
+    segments: SegmentLayout | RowParts | PackedMask | None = None,
     **settings: Any,
 ) -> tuple[Float[Tensor, "1 L H D"], None]:
     """Computes attention for transformers: packed attention with `segments`, else `sdpa`.
 
-    Packed attention is flash attention part by part on a CPU and FlexAttention on other devices.
+    Packed attention is flash attention part by part on a CPU and FlexAttention on other devices. A layer that is
+    compiled gets `SegmentLayout.for_compiled_layer` as its segments.
     """
     if segments is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
-    assert query.shape[2] == segments.num_tokens, f"{query.shape[2]} tokens, a layout of {segments.num_tokens}"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(segments, PackedMask):
+        attended = attend_to_mask(query, key, value, segments, scale)
+        return attended.transpose(1, 2).contiguous(), None
+    if isinstance(segments, RowParts):
+        attended, _ = _parts_forward_op(query, key, value, segments.starts, segments.branch_ends, scale)
+        return attended.transpose(1, 2).contiguous(), None
+    assert query.shape[2] == segments.num_tokens, f"{query.shape[2]} tokens, a layout of {segments.num_tokens}"
     if query.device.type == "cpu":
         attended = attend_by_parts(query, key, value, segments, scale)
     else:
@@ -133,19 +156,7 @@ class _AttentionByParts(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float
     ) -> Tensor:
-        flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        output = torch.zeros(query.shape, dtype=_accumulator(query))  # (1, H, L, D)
-        log_weights = torch.full(query.shape[:3], float("-inf"), dtype=_accumulator(query))  # (1, H, L)
-        for part in layout.parts():
-            part_query = query[:, :, part.queries]
-            part_key = key[:, :, part.keys]
-            part_value = value[:, :, part.keys]
-            part_output, part_weights = flash(part_query, part_key, part_value, 0.0, part.causal, scale=scale)
-            merged_weights = log_weights[:, :, part.queries]  # of the parts before this one
-            share = torch.sigmoid(part_weights - merged_weights).unsqueeze(-1)  # 1 for the first part of a query
-            output[:, :, part.queries].lerp_(part_output.to(output.dtype), share)
-            torch.logaddexp(merged_weights, part_weights, out=merged_weights)
-        result = output.to(query.dtype)
+        result, log_weights = _parts_forward(query, key, value, layout, scale)
         ctx.save_for_backward(query, key, value, result, log_weights)
         ctx.layout = layout
         ctx.scale = scale
@@ -153,27 +164,115 @@ class _AttentionByParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        query, key, value, output, log_weights = ctx.saved_tensors
-        to_query = torch.zeros(query.shape, dtype=_accumulator(query))
-        to_key = torch.zeros(key.shape, dtype=_accumulator(query))
-        to_value = torch.zeros(value.shape, dtype=_accumulator(query))
-        for part in ctx.layout.parts():
-            part_to_query, part_to_key, part_to_value = flash_backward(
-                gradient[:, :, part.queries],
-                query[:, :, part.queries],
-                key[:, :, part.keys],
-                value[:, :, part.keys],
-                output[:, :, part.queries],
-                log_weights[:, :, part.queries],
-                0.0,
-                part.causal,
-                scale=ctx.scale,
-            )
-            to_query[:, :, part.queries] += part_to_query
-            to_key[:, :, part.keys] += part_to_key
-            to_value[:, :, part.keys] += part_to_value
-        return to_query.to(query.dtype), to_key.to(query.dtype), to_value.to(query.dtype), None, None
+        return *_parts_backward(gradient, *ctx.saved_tensors, ctx.layout, ctx.scale), None, None  # pyright: ignore[reportCallIssue]
+
+
+def _parts_forward(
+    query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the attended values, and the logs of the softmax denominators, (1, H, L)."""
+    flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output = torch.zeros(query.shape, dtype=_accumulator(query))  # (1, H, L, D)
+    log_weights = torch.full(query.shape[:3], float("-inf"), dtype=_accumulator(query))  # (1, H, L)
+    for part in layout.parts():
+        part_query = query[:, :, part.queries]
+        part_key = key[:, :, part.keys]
+        part_value = value[:, :, part.keys]
+        part_output, part_weights = flash(part_query, part_key, part_value, 0.0, part.causal, scale=scale)
+        merged_weights = log_weights[:, :, part.queries]  # of the parts before this one
+        share = torch.sigmoid(part_weights - merged_weights).unsqueeze(-1)  # 1 for the first part of a query
+        output[:, :, part.queries].lerp_(part_output.to(output.dtype), share)
+        torch.logaddexp(merged_weights, part_weights, out=merged_weights)
+    result = output.to(query.dtype)
+    return result, log_weights
+
+
+def _parts_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    log_weights: Tensor,
+    layout: SegmentLayout,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    to_query = torch.zeros(query.shape, dtype=_accumulator(query))
+    to_key = torch.zeros(key.shape, dtype=_accumulator(query))
+    to_value = torch.zeros(value.shape, dtype=_accumulator(query))
+    for part in layout.parts():
+        part_to_query, part_to_key, part_to_value = flash_backward(
+            gradient[:, :, part.queries],
+            query[:, :, part.queries],
+            key[:, :, part.keys],
+            value[:, :, part.keys],
+            output[:, :, part.queries],
+            log_weights[:, :, part.queries],
+            0.0,
+            part.causal,
+            scale=scale,
+        )
+        to_query[:, :, part.queries] += part_to_query
+        to_key[:, :, part.keys] += part_to_key
+        to_value[:, :, part.keys] += part_to_value
+    return to_query.to(query.dtype), to_key.to(query.dtype), to_value.to(query.dtype)
+
+
+class RowParts(NamedTuple):
+    """A layout as tensors on the CPU, for a compiled layer: its parts stay opaque to the compiler."""
+
+    starts: Int64[Tensor, " S+1"]
+    branch_ends: Int64[Tensor, " S"]
+
+    def layout(self) -> SegmentLayout:
+        return SegmentLayout(starts=tuple(self.starts.tolist()), branch_ends=tuple(self.branch_ends.tolist()))
+
+
+@torch.library.custom_op("cepo::attend_by_parts", mutates_args=())
+def _parts_forward_op(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, branch_ends: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    return _parts_forward(query, key, value, RowParts(starts, branch_ends).layout(), scale)
+
+
+@torch.library.custom_op("cepo::attend_by_parts_backward", mutates_args=())
+def _parts_backward_op(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    log_weights: Tensor,
+    starts: Tensor,
+    branch_ends: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    layout = RowParts(starts, branch_ends).layout()
+    return _parts_backward(gradient, query, key, value, output, log_weights, layout, scale)
+
+
+@_parts_forward_op.register_fake
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    return output, torch.empty(query.shape[:3], dtype=_accumulator(query), device=query.device)
+
+
+@_parts_backward_op.register_fake
+def _(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(tensor.shape, dtype=query.dtype, device=query.device) for tensor in (query, key, value))
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, starts, branch_ends, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output, starts, branch_ends)
+
+
+def _gradients_of_parts(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *_parts_backward_op(gradient, *ctx.saved_tensors, ctx.scale), None, None, None
+
+
+_parts_forward_op.register_autograd(_gradients_of_parts, setup_context=_keep_for_backward)
 
 
 def _accumulator(tensor: Tensor) -> torch.dtype:
@@ -187,21 +286,15 @@ def attend_by_blocks(
     layout: SegmentLayout,
     scale: float,
 ) -> Float[Tensor, "1 H L D"]:
-    """Computes packed attention by FlexAttention, which skips blocks without visible pairs; see `attend_by_parts`.
+    """Computes packed attention by compiled FlexAttention, which skips blocks without visible pairs.
 
-    It is compiled on a GPU; `EngineError`: the compiler cannot build the kernels of both directions. On a CPU it is a
-    dense computation without gradient, used to test the mask.
+    The result is that of `attend_by_parts`. `require_packed_attention` must have run before the first pass: what it
+    computes for a trial would count as the pass's own, and a recomputed pass, which has no trial, would differ.
     """
-    if query.device not in layout.block_masks:
-        layout.block_masks[query.device] = block_mask(layout, query.device)
-    mask = layout.block_masks[query.device]
-    if query.device.type == "cpu":
-        return attend_to_mask(query, key, value, mask, scale)
-    _require_gradients(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3], scale)
-    return compiled("inductor")(query, key, value, mask, scale)
+    return compiled("inductor")(query, key, value, layout.mask_on(query.device), scale)
 
 
-def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
     options: Any = None
@@ -210,12 +303,12 @@ def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, s
         # sm_86 and sm_89, which have 101,376. With these options it takes at most 86,016 there, for widths up to 256.
         options = {"fwd_BLOCK_M": 64, "fwd_num_stages": 1}
     attended: Any = flex_attention(
-        query, key, value, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=options
+        query, key, value, block_mask=mask.for_row(query.shape[2]), scale=scale, enable_gqa=True, kernel_options=options
     )
     return attended
 
 
-PackedAttention = Callable[[Tensor, Tensor, Tensor, "BlockMask", float], Tensor]
+PackedAttention = Callable[[Tensor, Tensor, Tensor, "PackedMask", float], Tensor]
 """A function of query, key, value, block mask and scale that returns what the query attends to."""
 
 
@@ -224,13 +317,14 @@ def compiled(backend: str | Callable[..., object]) -> PackedAttention:
     """Returns `attend_to_mask` compiled for rows of any number of whole blocks.
 
     The tokens are passed as blocks (1, heads, L / 128, 128, D), because for an arbitrary length the kernels would
-    compare each block with the row's end. The first call compiles for its own sizes, the second one for all others.
-    The kernel templates need a constant scale, which `dynamic=True` or two models of different scales would make a
-    variable without `specialize_float`. Beyond the recompilation limit, or if compilation fails, the compiler would
-    fall back to a dense computation; `fullgraph` makes that an error.
+    compare each block with the row's end. The number of blocks is a variable from the first call on, so that no later
+    row is compiled again, between a pass and its recomputation least of all. The kernel templates need a constant
+    scale, which `dynamic=True` or two models of different scales would make a variable without `specialize_float`.
+    Beyond the recompilation limit, or if compilation fails, the compiler would fall back to a dense computation;
+    `fullgraph` makes that an error.
     """
 
-    def attend_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+    def attend_blocks(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float) -> Tensor:
         query_tokens = query.flatten(2, 3)  # (1, heads, L, D)
         key_tokens = key.flatten(2, 3)
         value_tokens = value.flatten(2, 3)
@@ -238,15 +332,45 @@ def compiled(backend: str | Callable[..., object]) -> PackedAttention:
 
     compiled_attention: Any = torch.compile(attend_blocks, fullgraph=True, backend=backend)
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float) -> Tensor:
         blocks = (-1, BLOCK_SIZE)
         query_blocks = query.unflatten(2, blocks)  # (1, heads, L / 128, 128, D)
         key_blocks = key.unflatten(2, blocks)
         value_blocks = value.unflatten(2, blocks)
+        for tensor in (query_blocks, key_blocks, value_blocks):
+            torch._dynamo.maybe_mark_dynamic(tensor, 2)
         with torch._dynamo.config.patch(specialize_float=True, recompile_limit=64):
             return compiled_attention(query_blocks, key_blocks, value_blocks, mask, scale)
 
     return attend
+
+
+def require_packed_attention(decoder: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Compiles packed attention for the sizes of the decoder's attention layers, before the first pass.
+
+    Raises:
+        EngineError: the compiler cannot build the kernels of both directions for this device.
+    """
+    for module in decoder.modules():
+        sizes = _sizes_of_attention(module)
+        if sizes is not None:
+            _require_gradients(device, dtype, *sizes)
+
+
+class _AttentionSizes(NamedTuple):
+    heads: int
+    key_heads: int
+    width: int
+    scale: float
+
+
+def _sizes_of_attention(module: Any) -> _AttentionSizes | None:
+    """Returns the sizes of one of transformers' attention layers; None for other modules."""
+    if not (hasattr(module, "head_dim") and hasattr(module, "scaling") and hasattr(module, "config")):
+        return None
+    config = module.config
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return _AttentionSizes(config.num_attention_heads, key_heads, module.head_dim, module.scaling)
 
 
 @cache
@@ -258,12 +382,11 @@ def _require_gradients(
     query_shape = (1, heads, layout.num_tokens, width)
     key_shape = (1, key_heads, layout.num_tokens, width)
     try:
-        with torch.enable_grad():
-            query = torch.zeros(query_shape, device=device, dtype=dtype, requires_grad=True)
-            key = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
-            value = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
-            output = compiled("inductor")(query, key, value, block_mask(layout, device), scale)
-            torch.autograd.grad(output.sum(), [query, key, value])
+        query = torch.zeros(query_shape, device=device, dtype=dtype, requires_grad=True)
+        key = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
+        value = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
+        output = compiled("inductor")(query, key, value, packed_mask(layout, device), scale)
+        torch.autograd.grad(output.sum(), [query, key, value])
     except RuntimeError as error:  # a kernel that this device, driver or torch build cannot run
         raise EngineError(
             f"packed rows cannot be computed here ({type(error).__name__}: {error}); set worker.actor.padding_free=false, "
@@ -271,13 +394,38 @@ def _require_gradients(
         ) from error
 
 
-def block_mask(layout: SegmentLayout, device: torch.device) -> BlockMask:
-    """Builds FlexAttention's mask, in which a token sees itself and the earlier tokens whose branch it belongs to.
+class PackedMask(NamedTuple):
+    """The tensors of FlexAttention's mask, whose numbers of blocks a compiler can treat as variables, unlike the integers
+    in a `BlockMask`. Counts are (1, 1, Q) and indices (1, 1, Q, K), from each block of queries or, in `q_`, of keys.
+    """
+
+    branch_end: Tensor  # (L,) of each token, with L in whole blocks
+    kv_num_blocks: Tensor
+    kv_indices: Tensor
+    full_kv_num_blocks: Tensor
+    full_kv_indices: Tensor
+    q_num_blocks: Tensor
+    q_indices: Tensor
+    full_q_num_blocks: Tensor
+    full_q_indices: Tensor
+
+    def for_row(self, num_tokens: int) -> BlockMask:
+        """Returns the mask of a row of so many tokens, which a compiled function calls itself."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        branch_end, *tables = self
+
+        def sees_token(batch: Tensor, head: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
+            return (key_index <= query_index) & (query_index < branch_end[key_index])
+
+        return BlockMask((num_tokens, num_tokens), *tables, (BLOCK_SIZE, BLOCK_SIZE), sees_token)  # pyright: ignore[reportCallIssue]
+
+
+def packed_mask(layout: SegmentLayout, device: torch.device) -> PackedMask:
+    """Builds the mask in which a token sees itself and the earlier tokens whose branch it belongs to.
 
     The kind of each pair of blocks follows from the smallest and largest branch end in the block of keys.
     """
-    from torch.nn.attention.flex_attention import BlockMask
-
     ends = layout.branch_end_of_token  # (L,)
     num_blocks = -(-layout.num_tokens // BLOCK_SIZE)  # rounded up
     num_padding = num_blocks * BLOCK_SIZE - layout.num_tokens
@@ -287,29 +435,21 @@ def block_mask(layout: SegmentLayout, device: torch.device) -> BlockMask:
     # (query blocks, key blocks): whether some pair of tokens is visible, and whether every pair is
     some = (ends_by_block.amax(dim=1) > first_query).tril()
     every = (ends_by_block.amin(dim=1) >= first_query + BLOCK_SIZE).tril(diagonal=-1)
-    branch_end = padded_ends.int().to(device)
-
-    def sees_token(batch: Tensor, head: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
-        return (key_index <= query_index) & (query_index < branch_end[key_index])
-
-    partial_counts, partial_indices = _listed(some & ~every, device)
-    full_counts, full_indices = _listed(every, device)
-    return BlockMask.from_kv_blocks(
-        partial_counts,
-        partial_indices,
-        full_counts,
-        full_indices,
-        BLOCK_SIZE=BLOCK_SIZE,
-        mask_mod=sees_token,
-        seq_lengths=(layout.num_tokens, layout.num_tokens),
-    )
+    partial = some & ~every
+    tables: list[Tensor] = []
+    for table in (partial, every, partial.mT, every.mT):
+        tables += _listed(table)
+    on_device = [tensor.to(device) for tensor in (padded_ends.int(), *tables)]
+    for tensor in on_device:
+        for axis, size in enumerate(tensor.shape):
+            if size > 1:
+                torch._dynamo.maybe_mark_dynamic(tensor, axis)
+    return PackedMask(*on_device)
 
 
-def _listed(table: Bool[Tensor, "Q K"], device: torch.device) -> tuple[Tensor, Tensor]:
+def _listed(table: Bool[Tensor, "Q K"]) -> tuple[Tensor, Tensor]:
     """Returns for each row the number of set entries, and the columns with set entries first."""
     counts = table.sum(dim=1)
     columns = table.int().argsort(dim=1, descending=True, stable=True)
     # FlexAttention's tables have axes for batch and heads in front.
-    counts = counts[None, None].int().to(device)
-    columns = columns[None, None].int().to(device)
-    return counts, columns
+    return counts[None, None].int(), columns[None, None].int()

@@ -124,8 +124,8 @@ class Health:
 
     def count_missing_answers(self, missing: Metric) -> None:
         """Warns once, at the first step in which most responses have no final answer to use as a reference."""
-        num_missing = round(missing.value)
-        num_responses = round(missing.weight)
+        num_missing = round(float(missing.value))
+        num_responses = round(float(missing.weight))
         if self._has_missed_answers or 2 * num_missing <= num_responses:
             return
         self._has_missed_answers = True

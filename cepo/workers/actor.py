@@ -289,9 +289,11 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         mask = part_batch.response_mask.to(self.device)  # (B, T)
         sampled_log_probs = part_batch.sampled_log_probs.to(self.device)
         zeros = torch.zeros_like(sampled_log_probs)
+        # Indices from the host's mask, because a device would have to count those of its own.
+        places = part_batch.response_mask.flatten().nonzero().squeeze(1).to(self.device)  # (N,)
 
         def by_row(flat: Float[Tensor, " N"]) -> Float[Tensor, "B T"]:
-            return zeros.masked_scatter(mask, flat)
+            return zeros.flatten().index_copy(0, places, flat[: len(places)]).view_as(zeros)
 
         log_probs = by_row(scores.log_probs)
         divergences: dict[str, Tensor] = {}

@@ -14,10 +14,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from cepo.config.worker_schema import ActorConfig, CriticConfig, FsdpConfig
 from cepo.errors import ConfigError
-from cepo.models import pretrained
+from cepo.models import pretrained, segments
+from cepo.models.compiled_layers import compile_decoder
 from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
+from cepo.models.without_waiting import use_masks_without_counting
 from cepo.workers.distributed import data_parallel_mesh, this_device
 from cepo.workers.scoring_model import ScoringModel, ValueModel
 
@@ -123,6 +125,10 @@ def _distribute(
     state: dict[str, Any] = {}
     if from_first_rank and dist.get_rank() == 0:
         state = root.state_dict()
+    if config.model.compile_layers is True or (config.model.compile_layers == "auto" and device.type != "cpu"):
+        compile_decoder(base.get_decoder())
+    if device.type != "cpu":
+        use_masks_without_counting(base)
     blocks = pretrained.sharded_blocks(base, without=whole_tower)
     _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*whole_weights, *packed})
     if from_first_rank:
@@ -130,6 +136,8 @@ def _distribute(
         _broadcast(root, state, whole_tower, storage)
     for part in whole_tower:
         part.to(device)
+    if config.padding_free and root.why_padded is None and device.type != "cpu":
+        segments.require_packed_attention(base.get_decoder(), device, pretrained.torch_dtype(fsdp.mp_param_dtype))
 
 
 def _broadcast(root: nn.Module, state: dict[str, Any], whole_tower: Sequence[nn.Module], storage: torch.device) -> None:

@@ -71,5 +71,5 @@ class Critic(TrainableModel[CriticConfig, ValueModel, CriticBatch]):
         metrics = value_metrics(values.detach(), old_values, returns, mask, clip)
         # The weights of a batch's micro-batches sum to 1, so merging gives the mean loss of the optimizer steps.
         share_of_batch = len(part.indices) / batch.denominators.num_sequences
-        metrics["critic/vf_loss"] = fraction(float(loss.detach()), share_of_batch)
+        metrics["critic/vf_loss"] = fraction(loss.detach(), share_of_batch)
         return metrics

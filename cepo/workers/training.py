@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from cepo.config.worker_schema import ActorConfig, CriticConfig, OptimConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.losses.aggregation import token_weights
-from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
+from cepo.metrics import Metrics, as_numbers, max_value, mean_value, merge_metrics, sum_value
 from cepo.models.cpu.matrix_products import row_multiple
 from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE
@@ -185,7 +185,7 @@ class TrainableModel(ABC, Generic[Config, Model, Batch]):
             metrics[f"{self.name}/weight_norm"] = mean_value(weight_norm)
             metrics[f"{self.name}/grad_norm"] = mean_value(grad_norm)
             metrics[f"{self.name}/grad_norm_max"] = max_value(grad_norm)
-        return merge_metrics([*parts, on_first_rank(metrics)])
+        return merge_metrics([*as_numbers(parts), on_first_rank(metrics)])
 
 
 def weights_of(optimizer: Optimizer) -> list[nn.Parameter]:

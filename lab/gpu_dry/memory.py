@@ -206,6 +206,7 @@ def replace_kernels() -> None:
     # Gradients are whatever memory held: their norm counts as 1, since no step is taken with one that is not finite.
     training.whole_tensor = lambda norm: torch.ones(())
     segments.attend_by_blocks = attend
+    segments.require_packed_attention = lambda *_: None
     head._kernel_works = lambda device, dtype: True
     head_kernel.log_probs_in_place = log_probs
     pretrained.load_model = load_model
@@ -390,6 +391,8 @@ def counted(case: Case, folder: Path) -> tuple[Peaks, Memory, str | None, str | 
     from cepo.workers.memory import estimate_memory, fit
 
     settings = [f"worker.actor.model.model_path={folder}", f"trainer.n_gpus_per_node={case.devices}", *case.settings]
+    # Single operations allocate here, not compiled kernels, which keep less.
+    settings += ["worker.actor.model.compile_layers=false", "worker.critic.model.compile_layers=false"]
     if case.has_critic:
         settings.append(with_values())
     config = load_config([f"config={ROOT / 'configs' / 'geo3k' / 'cepo.yaml'}", *settings])

@@ -126,7 +126,9 @@ def build(case: Case, folder: Path, rows: Sequence[ScoringRow]) -> Any:
     from cepo.workers.actor import Actor
     from cepo.workers.critic import Critic
 
-    settings = {"model.model_path": folder, "model.enable_gradient_checkpointing": "true", **case.settings}
+    # The processor computes single operations, not the card's compiled kernels.
+    fixed = {"model.enable_gradient_checkpointing": "true", "model.compile_layers": "false"}
+    settings = {"model.model_path": folder, **fixed, **case.settings}
     arguments = [f"worker.actor.{name}={value}" for name, value in settings.items()]
     config = load_config([f"config={ROOT / 'configs' / 'microgeo' / 'base.yaml'}", *arguments])
     processing = Processing(str(folder))
@@ -231,7 +233,7 @@ def padded(rows: list[Tensor], mask: Tensor) -> Tensor:
 def attend_by_formula_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
     """Computes what the compiled attention computes, from the same mask."""
     place = torch.arange(query.shape[2], device=query.device)
-    visible = mask.mask_mod(place, place, place[:, None], place[None])
+    visible = mask.for_row(query.shape[2]).mask_mod(place, place, place[:, None], place[None])
     key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
     scores = (query.float() @ key.float().mT * scale).masked_fill(~visible, float("-inf"))
     return (scores.softmax(dim=-1) @ value.float()).to(query.dtype)

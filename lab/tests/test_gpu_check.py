@@ -20,7 +20,7 @@ from tiny_checkpoints import write_checkpoint
 
 from cepo.models.processing import Processing
 from cepo.rollout.factory import MOST_BANNED_ON_GPU
-from lab.engine_check import run
+from lab.engine_check import limits, run
 from lab.gpu_dry.__main__ import checks, finished, is_asked, page_table
 from lab.gpu_dry.cards import CARDS, build_library, report, reported
 from lab.gpu_dry.checkpoint import write_model
@@ -167,17 +167,29 @@ def test_without_a_gpu_the_check_ends_at_once_with_2(tmp_path: Path) -> None:
     assert "accepted: cuda and cpu" in refused.stderr
 
 
-def test_the_engine_check_ends_with_the_first_failing_step(capsys: pytest.CaptureFixture[str]) -> None:
-    """It shows that step's error."""
+def test_the_engine_check_goes_on_after_a_failed_step_that_no_later_one_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It shows each failed step's error. A gap above its limit once kept sleeping and new weights from being checked."""
 
     def fail() -> dict[str, float]:
         raise RuntimeError("no such kernel")
 
-    done = run([("start", lambda: {"GB": 1.5}), ("sample", fail), ("gap", lambda: {})])
-    assert [(step.name, step.error is None) for step in done] == [("start", True), ("sample", False)]
+    def works() -> dict[str, float]:
+        return {"GB": 1.5}
+
+    done = run([("engine start", works), ("log-probs", fail), ("sleep", works), ("new trainer", fail), ("wake", works)])
+    found = [(step.name, step.error is None) for step in done]
+    assert found == [("engine start", True), ("log-probs", False), ("sleep", True), ("new trainer", False)]
     page = capsys.readouterr().out
-    assert page.startswith("ok   start: 0.0 s, GB 1.5\nFAIL sample: 0.0 s\n")
-    assert page.endswith("RuntimeError: no such kernel\n")
+    assert page.startswith("ok   engine start: 0.0 s, GB 1.5\nFAIL log-probs: 0.0 s\n")
+    assert "RuntimeError: no such kernel\nok   sleep: 0.0 s, GB 1.5\n" in page
+
+
+def test_the_engine_checks_limits_follow_the_trainers_own_rounding() -> None:
+    """On an H200 the engine was 0.0178 nats from a trainer that is 0.019 from itself, and a limit of 0.01 failed it."""
+    assert limits({"mean": 0.019, "99th percentile": 0.06}) == {"mean": 0.038, "99th percentile": 0.12}
+    assert limits({"mean": 0.0, "99th percentile": 1e-4}) == {"mean": 1e-2, "99th percentile": 5e-2}
 
 
 RECORD = RESULTS / "gpu_dry.json"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.attention.flex_attention import BlockMask
 
-from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts, block_mask, compiled
+from cepo.models.segments import SegmentLayout, attend_by_parts, attend_to_mask, compiled, packed_mask
 
 FLEX = torch.ops.higher_order.flex_attention
 
@@ -69,13 +69,13 @@ def test_attention_by_parts_is_that_of_the_whole_mask(seed: int, dtype: torch.dt
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_the_block_mask_shows_what_the_whole_mask_shows(seed: int) -> None:
+def test_the_packed_mask_shows_what_the_whole_mask_shows(seed: int) -> None:
     layout = random_layout(seed, num_segments=7, longest=150)
-    mask = block_mask(layout, torch.device("cpu"))
+    mask = packed_mask(layout, torch.device("cpu"))
     assert mask.kv_num_blocks.shape[2] == -(-layout.num_tokens // 128) >= 3
     query, key, value = (tensor.detach() for tensor in tensors(layout, torch.float32))
     expected = dense(query, key, value, layout)
-    assert float((attend_by_blocks(query, key, value, layout, 0.3) - expected).abs().max()) < 1e-5
+    assert float((attend_to_mask(query, key, value, mask, 0.3) - expected).abs().max()) < 1e-5
 
 
 def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
 )
 def test_the_block_table_at_odd_starts_lists_visible_blocks(starts: tuple[int, ...], ends: tuple[int, ...]) -> None:
     layout = SegmentLayout(starts=starts, branch_ends=ends)
-    mask = block_mask(layout, torch.device("cpu"))
+    mask = packed_mask(layout, torch.device("cpu")).for_row(layout.num_tokens)
     some, every = seen_by_blocks(layout)
     assert mask.full_kv_num_blocks is not None
     assert mask.full_kv_indices is not None
@@ -110,6 +110,11 @@ def test_the_block_table_at_odd_starts_lists_visible_blocks(starts: tuple[int, .
             (mask.full_kv_num_blocks, mask.full_kv_indices),
         )
     )
+    by_torch = BlockMask.from_kv_blocks(
+        mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices
+    )
+    for name in ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices"):
+        assert torch.equal(getattr(mask, name), getattr(by_torch, name)), name
     assert not bool((partial & full).any())
     assert torch.equal(partial | full, some)
     below = torch.ones_like(some).tril(-1)
@@ -131,7 +136,7 @@ def test_a_layout_is_filled_by_one_segment_that_nobody_sees() -> None:
 
 
 @pytest.mark.heavy
-def test_compiled_attention_is_compiled_twice_for_6_layouts() -> None:
+def test_compiled_attention_is_compiled_once_for_6_layouts() -> None:
     """Its scale and blocks are constants, and kernels in float32 take blocks that fit into a small card."""
     graphs: list[torch.fx.GraphModule] = []
 
@@ -145,20 +150,20 @@ def test_compiled_attention_is_compiled_twice_for_6_layouts() -> None:
             layout = random_layout(seed, num_segments=7, longest=longest).filled_to(128)
             assert layout.num_tokens > 128
             query, key, value = (tensor.detach() for tensor in tensors(layout, torch.float32))
-            attended = attend(query, key, value, block_mask(layout, torch.device("cpu")), 0.3)
+            attended = attend(query, key, value, packed_mask(layout, torch.device("cpu")), 0.3)
             assert float((attended - dense(query, key, value, layout)).abs().max()) < 1e-5
-        assert len(graphs) == 2
-        flex = next(node for node in graphs[1].graph.nodes if node.target is FLEX)
+        assert len(graphs) == 1
+        flex = next(node for node in graphs[0].graph.nodes if node.target is FLEX)
         length = flex.args[0].meta["example_value"].shape[2]
         assert isinstance(length, torch.SymInt), "any number of blocks"
         assert statically_known_true(length % 128 == 0), "the kernels need no masks at a row's end"
         # Another model in the same process: half the heads, another width and scale.
-        attend(query[:, :4, :, :4], key[..., :4], value[..., :4], block_mask(layout, torch.device("cpu")), 0.7)
+        attend(query[:, :4, :, :4], key[..., :4], value[..., :4], packed_mask(layout, torch.device("cpu")), 0.7)
         halves = [tensor.bfloat16() for tensor in (query, key, value)]
-        attend(*halves, block_mask(layout, torch.device("cpu")), 0.3)
+        attend(*halves, packed_mask(layout, torch.device("cpu")), 0.3)
     (in_bf16,) = (node for node in graphs.pop().graph.nodes if node.target is FLEX)
     assert not {"fwd_BLOCK_M", "fwd_num_stages"} & in_bf16.args[6].keys()
-    for graph, scale in zip(graphs, (0.3, 0.3, 0.7), strict=True):
+    for graph, scale in zip(graphs, (0.3, 0.7), strict=True):
         (call,) = (node for node in graph.graph.nodes if node.target is FLEX)
         assert call.args[5] == scale
         assert call.args[4][-3:-1] == (128, 128)

@@ -1,0 +1,114 @@
+"""What a pass makes the host wait for on a card: reads of the device, and masks as indices, counted on the processor.
+
+The processor's own work, such as planning rows, reads tensors of its own. Only what a card would compute is counted.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from actors import build_actor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cepo import metrics
+from cepo.losses.aggregation import token_weights
+from cepo.models.processing import Processing
+from cepo.models.without_waiting import use_masks_without_counting
+from cepo.workers.actor import Actor
+from lab.support.rows import build_rows, optimizer_batch
+from lab.support.shapes import MICRO, write_checkpoint
+
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "bincount"}
+ON_THE_HOST = {"collate", "token_weights", "at"}
+"""Functions whose tensors are the processor's on a machine with a card too."""
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations, and those that a card's host waits for by where they are called from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        name = func.__name__.partition(".")[0]
+        by_mask = name.startswith("index") and any(
+            index is not None and index.dtype == torch.bool for index in (args[1] if isinstance(args[1], list) else ())
+        )
+        if name in WAITING or by_mask or func is torch.ops.aten.repeat_interleave.Tensor:
+            self._note(name)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, operation: str) -> None:
+        frames = [
+            frame
+            for frame in traceback.extract_stack()
+            if "/cepo/" in frame.filename or "/transformers/" in frame.filename
+        ]
+        if not ON_THE_HOST & {frame.name for frame in frames}:
+            self.found[f"{operation} in {frames[-1].name}"] += 1
+
+
+def pass_of(actor: Actor, folder: Path) -> Waits:
+    rows, _ = build_rows(MICRO, Processing(str(folder)), groups=2, group_size=2, contexts=2, prompt=MICRO.prompt_tokens)
+    batch = optimizer_batch(rows)
+    actor.update([batch], step=0)  # image features are kept from here on
+    weights = token_weights(batch.response_mask, "token", batch.denominators)
+    (part,) = actor.passes.cut(rows, 99)
+    with Waits() as waits:
+        actor._accumulate_gradient(batch, weights, part)
+    return waits
+
+
+@pytest.mark.parametrize("recomputes", ["true", "false"])
+def test_a_pass_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recomputes: str) -> None:
+    """Of 23 reads and masks, one is left, of the host's mask of response tokens, and it is no wait on a card."""
+    folder = write_checkpoint(MICRO, tmp_path / "model", dtype="float32")
+    actor = build_actor(
+        folder,
+        model__lora__rank=4,
+        model__freeze_vision_tower="true",
+        model__enable_gradient_checkpointing=recomputes,
+    )
+    use_masks_without_counting(actor.module.base)  # as on a card
+    monkeypatch.setattr(metrics, "_number", lambda value: value)  # as for tensors on a card
+    assert pass_of(actor, folder).found == {"nonzero in _accumulate_gradient": 1}
+
+
+def test_metrics_are_read_at_once_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.linspace(-3, 5, 24).view(4, 6)
+    chosen = values > 1
+
+    def found() -> metrics.Metrics:
+        return {
+            "mean": metrics.mean_of(values, chosen),
+            "largest": metrics.max_of(values, chosen),
+            "none": metrics.max_of(values, values > 9),
+            "share": metrics.share_of_mean(values.sum()),
+            "plain": metrics.sum_value(3),
+        }
+
+    expected = found()
+    monkeypatch.setattr(metrics, "_number", lambda value: value)
+    pending = found()
+    with Waits() as waits:
+        (read,) = metrics.as_numbers([pending])
+    assert read == expected
+    assert waits.found.total() <= 8, "one copy, from which numbers are taken"
+    assert "none" not in metrics.results(read)
+
+
+def test_features_are_added_without_counting_to_the_same_bits(tmp_path: Path) -> None:
+    folder = write_checkpoint(MICRO, tmp_path / "model", dtype="float32")
+    plain, without = (build_actor(folder, model__lora__rank=4, model__freeze_vision_tower="true") for _ in range(2))
+    use_masks_without_counting(without.module.base)
+    rows, _ = build_rows(MICRO, Processing(str(folder)), groups=2, group_size=2, contexts=2, prompt=MICRO.prompt_tokens)
+    for found, expected in zip(without.score(rows), plain.score(rows), strict=True):
+        assert torch.equal(found, expected)
