@@ -27,7 +27,9 @@ class Metric:
 
     @property
     def result(self) -> float | None:
-        assert isinstance(self.value, (int, float)), "the metric was not read from its device"
+        assert isinstance(self.value, (int, float)) and isinstance(self.weight, (int, float)), (
+            "the metric was not read from its device"
+        )
         if self.reduction == "sum":
             return self.value
         if self.weight == 0:
