@@ -163,7 +163,9 @@ class Trainer:
         prompts: Sequence[EncodedPrompt] | None = None,
     ) -> Rollouts:
         """Samples and rewards responses to `problems` with the settings of training; encodes `prompts` unless given."""
-        return self.sampler.sample(problems, sampler, self._sampling, step=step, attempt=attempt, prompts=prompts)
+        return self.sampler.sample(
+            problems, sampler, self._sampling, step=step, attempt=attempt, prompts=prompts, clock=self.clock
+        )
 
     def with_baselines(self, rollouts: Rollouts, sampler: Sampler) -> Rollouts:
         """Adds the reward of a greedy response to each prompt, if the method reads it."""

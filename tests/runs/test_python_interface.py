@@ -13,6 +13,7 @@ from training_runs import json_lines
 
 import cepo
 from cepo.errors import DataError
+from cepo.run_folder.layout import STAGES
 
 NAMES = ("Callback", "Evaluation", "Run", "RunConfig", "evaluate", "load_config", "merge", "open_run", "push", "train")
 
@@ -105,6 +106,13 @@ def test_a_runs_records_are_data_frames_beside_its_page(trained: Trained, tmp_pa
 
 
 @pytest.mark.heavy
+def test_each_stage_of_a_step_has_its_seconds(trained: Trained) -> None:
+    """So the costs of sampling, scoring and updates can be compared; what was sampled is counted in tokens."""
+    step = trained[0].metrics.loc[1]
+    assert all(step[f"timing_s/{stage}"] > 0 for stage in STAGES if stage not in ("validate", "save"))
+    assert step["tokens/generate"] > 0
+
+
 def test_evaluation_and_merge_return_values(
     trained: Trained, tiny_model_folder: Path, problem_file: Path, parity_reward: str, tmp_path: Path
 ) -> None:
