@@ -39,7 +39,8 @@ def _placeholder_masks(
 ) -> tuple[Tensor, Tensor]:
     """Returns where placeholders of images and videos are, (R, L, 1).
 
-    Their numbers are those of the features: both come from the processor, and `collate` counts the units.
+    That their numbers are those of the features is not checked here, since counting would wait: the processor makes both,
+    and sampled placeholders are banned.
     """
     masks = (input_ids == token for token in (body.config.image_token_id, body.config.video_token_id))
     image_mask, video_mask = (mask.unsqueeze(-1) for mask in masks)
