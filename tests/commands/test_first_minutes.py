@@ -17,6 +17,7 @@ from cepo.algorithms import Estimator, register_estimator
 from cepo.commands.cli import main
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError, unusable_place
+from cepo.files.own_cache import own_folder
 from cepo.report.page import open_run
 from cepo.rewards.contract import ContractError, load_reward
 from cepo.run_folder.layout import run_folder_of
@@ -131,15 +132,11 @@ def test_a_method_needs_a_signal_of_the_right_form() -> None:
             method.checked_signal(batch, step=0)  # type: ignore[arg-type]
 
 
-def test_a_cache_that_is_a_file_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_is_a_file_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What would be kept there is kept for this run alone, and the run goes on."""
     (tmp_path / "cache").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    with restored_process():
-        assert main(["train", "config=microgeo/base"]) == 2
-    assert "XDG_CACHE_HOME for the caches of cepo" in caplog.text
+    assert own_folder(tmp_path / "cache" / "cepo").is_dir()
+    assert "XDG_CACHE_HOME names another folder for caches" in caplog.text
     assert unusable_place(OSError("a bug")) is None
     assert unusable_place(ValueError("a bug")) is None
 

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 from tiny_checkpoints import FAMILIES, write_checkpoint
 
-from cepo.models.families import reads_grids
+from cepo.models.families import FAMILIES as SUPPORTED
+from cepo.models.families import GridFamily
 from cepo.models.interface import Video
 from cepo.models.patch_mask import PatchMask, black_rows, patch_size_of
 from cepo.models.processing import Processing
@@ -100,7 +101,10 @@ def test_black_rows_are_in_the_order_of_the_processors() -> None:
     assert two[:8].tolist() == once.tolist() != two[8:].tolist()
 
 
-@pytest.fixture(scope="module", params=[family for family in FAMILIES if reads_grids(family)])
+GRID_TYPES = {name for family in SUPPORTED if isinstance(family, GridFamily) for name in family.model_types}
+
+
+@pytest.fixture(scope="module", params=[name for name in FAMILIES if name in GRID_TYPES])
 def grid_processing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Processing:
     return Processing(str(write_checkpoint(request.param, tmp_path_factory.mktemp("model"))))
 

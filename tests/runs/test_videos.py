@@ -138,7 +138,7 @@ def test_what_is_no_video_is_refused_with_the_reason(
         with pytest.raises(DataError, match=words):
             read(value, None)
     monkeypatch.setattr("cepo.data.videos._VIDEO_LIBRARIES", ("no_such_library",))
-    with pytest.raises(ConfigError, match=r"cepo\[video\]"):
+    with pytest.raises(ConfigError, match=r"pip install -e .\.\[video\]"):
         read(whole, None)
 
 
