@@ -186,7 +186,7 @@ def _easyr1(file: Path) -> Iterator[RecordedResponse]:
 def _columns(file: Path, names: Sequence[str] | None = None) -> Any:
     """Reads these columns of a Parquet file, by default all but those of lists of numbers, which are long."""
     with open_regular(file) as opened:
-        content = pyarrow.parquet.ParquetFile(opened)
+        content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
         groups = [content.metadata.row_group(number) for number in range(content.num_row_groups)]
         if (
             sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
@@ -197,7 +197,7 @@ def _columns(file: Path, names: Sequence[str] | None = None) -> Any:
             schema = content.schema_arrow
             names = [column.name for column in schema if not _is_of_numbers(column.type)]
         try:
-            return content.read(columns=list(names))
+            return content.read(columns=list(names), use_threads=False)
         except pyarrow.ArrowException as error:
             raise DataError(f"{file} cannot be read as Parquet ({type(error).__name__})") from error
 

@@ -43,14 +43,14 @@ def responses_of_step(file: Path) -> Iterator[RecordedResponse]:
     """Yields what a step recorded; raises `DataError`: the file is damaged, lacks columns, or has too many values."""
     try:
         with open_regular(file, within=file.parents[1]) as opened:
-            content = pyarrow.parquet.ParquetFile(opened)
+            content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
             parts = [content.metadata.row_group(number) for number in range(content.num_row_groups)]
             if (
                 sum(part.column(number).num_values for part in parts for number in range(part.num_columns))
                 > _MOST_VALUES
             ):
                 raise DataError(f"{file} has too many values; accepted: at most {_MOST_VALUES:,}")
-            table = content.read(columns=list(_COLUMNS))
+            table = content.read(columns=list(_COLUMNS), use_threads=False)
         lengths = pyarrow.compute.call_function("list_value_length", [table.column(_LENGTHS)]).to_pylist()
         rows = table.drop_columns(_LENGTHS).to_pylist()
     except (pyarrow.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:

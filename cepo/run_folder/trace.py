@@ -190,7 +190,9 @@ class Trace:
                     _delete(file)
             used_images: set[str] = set()
             for _, file in _steps(self._files.parent):
-                column = pyarrow.parquet.read_table(file, columns=["images"]).column("images")
+                column = pyarrow.parquet.read_table(
+                    file, columns=["images"], use_threads=False, pre_buffer=False
+                ).column("images")
                 for names in column.to_pylist():
                     used_images.update(names)
             for path in self._images.glob("*.png"):
@@ -266,7 +268,7 @@ def _table(file: Path, run_folder: Path) -> Any:
     """Reads a Parquet file of at most `_MOST_VALUES`: repeated values take no space in a file, but much in memory."""
     try:
         with open_regular(file, within=run_folder) as opened:
-            content = pyarrow.parquet.ParquetFile(opened)
+            content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
             num_values = 0
             for number in range(content.num_row_groups):
                 group = content.metadata.row_group(number)
@@ -274,7 +276,7 @@ def _table(file: Path, run_folder: Path) -> Any:
                     num_values += group.column(column).num_values
             if num_values > _MOST_VALUES or content.metadata.num_rows > _MOST_VALUES:
                 raise DataError(f"{file} has {num_values:,} values; accepted: at most {_MOST_VALUES:,}")
-            return content.read()
+            return content.read(use_threads=False)
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise DataError(
             f"{file} cannot be read as Parquet ({type(error).__name__}). Remove it to read the rest"
