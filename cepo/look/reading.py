@@ -17,6 +17,7 @@ import pyarrow
 import pyarrow.parquet
 
 from cepo.errors import DataError
+from cepo.files.parquet_tables import read_bounded_table
 from cepo.files.safe_files import damaged_as, objects_in, open_regular, read_json, read_text
 from cepo.files.trees import Fields, Tree
 from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of
@@ -26,7 +27,6 @@ from cepo.run_folder.layout import METRICS_FILE
 from cepo.run_folder.records import read_metrics
 
 MOST_ROLLOUTS = 200_000
-_MOST_VALUES = 200_000_000
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib")
 
 
@@ -183,21 +183,13 @@ def _easyr1(file: Path) -> Iterator[RecordedResponse]:
         yield response
 
 
-def _columns(file: Path, names: Sequence[str] | None = None) -> Any:
-    """Reads these columns of a Parquet file, by default all but those of lists of numbers, which are long."""
+def _columns(file: Path) -> Any:
+    """Reads a Parquet file without its columns of lists of numbers, which are long."""
     with open_regular(file) as opened:
-        content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
-        groups = [content.metadata.row_group(number) for number in range(content.num_row_groups)]
-        if (
-            sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
-            > _MOST_VALUES
-        ):
-            raise DataError(f"{file} has too many values; accepted: at most {_MOST_VALUES:,}")
-        if names is None:
-            schema = content.schema_arrow
-            names = [column.name for column in schema if not _is_of_numbers(column.type)]
+        schema = pyarrow.parquet.read_schema(opened)
+        names = [column.name for column in schema if not _is_of_numbers(column.type)]
         try:
-            return content.read(columns=list(names), use_threads=False)
+            return read_bounded_table(file, opened, names)
         except pyarrow.ArrowException as error:
             raise DataError(f"{file} cannot be read as Parquet ({type(error).__name__})") from error
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.compute
-import pyarrow.parquet
 
 from cepo.errors import DataError
+from cepo.files.parquet_tables import read_bounded_table
 from cepo.files.safe_files import open_regular
 from cepo.report.responses import RecordedResponse, ResponseGroup, groups_of
 from cepo.run_folder.layout import IMAGES_FOLDER, ROLLOUTS_FOLDER
@@ -30,7 +30,6 @@ _COLUMNS = (
     "images",
     _LENGTHS,
 )
-_MOST_VALUES = 200_000_000
 
 
 def groups_of_run(folder: Path) -> list[ResponseGroup]:
@@ -43,14 +42,7 @@ def responses_of_step(file: Path) -> Iterator[RecordedResponse]:
     """Yields what a step recorded; raises `DataError`: the file is damaged, lacks columns, or has too many values."""
     try:
         with open_regular(file, within=file.parents[1]) as opened:
-            content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
-            parts = [content.metadata.row_group(number) for number in range(content.num_row_groups)]
-            if (
-                sum(part.column(number).num_values for part in parts for number in range(part.num_columns))
-                > _MOST_VALUES
-            ):
-                raise DataError(f"{file} has too many values; accepted: at most {_MOST_VALUES:,}")
-            table = content.read(columns=list(_COLUMNS), use_threads=False)
+            table = read_bounded_table(file, opened, _COLUMNS)
         lengths = pyarrow.compute.call_function("list_value_length", [table.column(_LENGTHS)]).to_pylist()
         rows = table.drop_columns(_LENGTHS).to_pylist()
     except (pyarrow.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:

@@ -22,6 +22,7 @@ import pyarrow
 import pyarrow.parquet
 
 from cepo.errors import DataError
+from cepo.files.parquet_tables import read_bounded_table
 from cepo.files.safe_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.layout import IMAGES_FOLDER, ROLLOUTS_FOLDER
@@ -31,8 +32,6 @@ logger = logging.getLogger(__name__)
 STUDENT = "student"
 """The name of the student's own view in `RolloutRecord.log_probs`."""
 TRACE_VERSION = 1
-_MOST_VALUES = 200_000_000
-"""The largest number of values in a step's file; 1,000 responses of 32,000 tokens have 160 million at most."""
 _VERSION_KEY = b"cepo_trace_version"
 _REFERENCE = "reference_"
 _LOG_PROBS = "log_probs_"
@@ -265,18 +264,10 @@ def _checked_tables(run_folder: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _table(file: Path, run_folder: Path) -> Any:
-    """Reads a Parquet file of at most `_MOST_VALUES`: repeated values take no space in a file, but much in memory."""
+    """Reads the file of a step; raises `DataError` if it is damaged or has too many values."""
     try:
         with open_regular(file, within=run_folder) as opened:
-            content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
-            num_values = 0
-            for number in range(content.num_row_groups):
-                group = content.metadata.row_group(number)
-                for column in range(group.num_columns):
-                    num_values += group.column(column).num_values
-            if num_values > _MOST_VALUES or content.metadata.num_rows > _MOST_VALUES:
-                raise DataError(f"{file} has {num_values:,} values; accepted: at most {_MOST_VALUES:,}")
-            return content.read(use_threads=False)
+            return read_bounded_table(file, opened)
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise DataError(
             f"{file} cannot be read as Parquet ({type(error).__name__}). Remove it to read the rest"

@@ -228,7 +228,7 @@ def test_a_report_refuses_a_hostile_folder(
 
 
 def test_a_step_has_a_largest_number_of_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cepo.run_folder.trace._MOST_VALUES", 30)
+    monkeypatch.setattr("cepo.files.parquet_tables._MOST_VALUES", 30)
     with pytest.raises(DataError, match=r"step_00000001\.parquet has \d+ values; accepted: at most 30"):
         list(read_rollouts(folder))
 
