@@ -49,7 +49,7 @@ class ScoredGroups:
 
     groups: Sequence[GroupRecord]
     knowledge: Sequence[Tree]
-    contrast_to_noise: float | None
+    separation: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def scored_by(session: Scoring, groups: Sequence[ResponseGroup]) -> ScoredGroups
     return ScoredGroups(
         groups=records,
         knowledge=knowledge([signal], rollouts, seed=session.config.trainer.seed),
-        contrast_to_noise=_contrast_to_noise(records),
+        separation=_separation(records),
     )
 
 
@@ -179,8 +179,11 @@ def _image(name: str) -> Image.Image:
     return open_image(read_bytes(Path(name), largest=LARGEST_IMAGE), formats=("PNG", "JPEG")).convert("RGB")
 
 
-def _contrast_to_noise(groups: Sequence[GroupRecord]) -> float | None:
-    """Returns `(mean of delta over right responses' tokens - over wrong ones') / sd of delta`; None if it is undefined."""
+def _separation(groups: Sequence[GroupRecord]) -> float | None:
+    """Returns `(mean of delta over right responses' tokens - over wrong ones') / sd of delta`; None if it is undefined.
+
+    It is not the contrast-to-noise ratio of `cepo credit`, which needs the true credit of each token.
+    """
     by_verdict: dict[bool, list[float]] = {True: [], False: []}
     for group in groups:
         for rollout in group.rollouts:
@@ -222,8 +225,10 @@ def gauge(scored: ScoredGroups) -> str:
     for row in scored.knowledge:
         if row["name"].endswith("correct") and row["nats"]["value"] is not None:
             parts.append(f"the teacher with the right answer knows {row['nats']['value']:.2f} nats of a right response")
-    if scored.contrast_to_noise is not None:
-        parts.append(f"contrast to noise {scored.contrast_to_noise:.2f} standard deviations per token")
+    if scored.separation is not None:
+        parts.append(
+            f"the contrast of a token in right and in wrong responses is {scored.separation:.2f} standard deviations apart"
+        )
     return f"{'; '.join(parts).capitalize()}." if parts else "The teachers read nothing: no response states an answer."
 
 

@@ -120,8 +120,8 @@ def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
     clearest, others = contrast_sections(scored)
     assert "“5”" in clearest.notes[0]
     assert len(others.responses) == 8
-    assert scored.contrast_to_noise is not None
-    assert scored.contrast_to_noise > 0
+    assert scored.separation is not None
+    assert scored.separation > 0
     assert "nats of a right response" in gauge(scored)
 
 
