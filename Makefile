@@ -22,10 +22,10 @@ fast:    ## check, and run the tests that start no engine and train nothing
 test:    ## everything that continuous integration runs
 	bash scripts/test.sh
 
-nightly: ## what takes long: 2000 random examples of each fuzz test, mutants, kills, pauses, and the tests of lab/ and research/
+nightly: ## what takes long: 2000 random examples of each fuzz test, mutants, kills, pauses, and the tests of lab/ and lab/studies/
 	CEPO_FUZZ_EXAMPLES=2000 bash scripts/test.sh tests/*/test_*_fuzz.py
 	bash scripts/test.sh -m nightly
-	bash scripts/test.sh lab/tests research/tests
+	bash scripts/test.sh lab/tests lab/studies/tests
 
 docs:    ## write the generated pages, and build the site into build/site
 	$(PYTHON) scripts/generate_docs.py

@@ -11,9 +11,9 @@ PROFILE="${1:-small}"
 OUT="$(realpath -m "${OUT:-$ROOT/checkpoints/study-$PROFILE}")"
 cd "$ROOT"
 for ((number = 1; number <= ${PROCESSES:-2}; number++)); do
-    "$CEPO_PYTHON" -m research.study run --profile "$PROFILE" --out "$OUT" "${@:2}" &
+    "$CEPO_PYTHON" -m lab.studies.study run --profile "$PROFILE" --out "$OUT" "${@:2}" &
 done
 FAILED=0
 for job in $(jobs -p); do wait "$job" || FAILED=1; done
-"$CEPO_PYTHON" -m research.study page --profile "$PROFILE" --out "$OUT" "${@:2}"
+"$CEPO_PYTHON" -m lab.studies.study page --profile "$PROFILE" --out "$OUT" "${@:2}"
 exit "$FAILED"

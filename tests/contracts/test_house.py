@@ -232,7 +232,7 @@ def test_no_module_outside_algorithms_knows_a_methods_name() -> None:
     names = set(available_estimators()) - set(OTHER_MEANINGS)
     word = re.compile(rf"\b({'|'.join(sorted(names))})\b")
     found = lines_that_match(word, ELSEWHERE)
-    for folder in ("scripts", "lab", "research"):
+    for folder in ("scripts", "lab"):
         programs = [path for path in sorted((REPOSITORY / folder).rglob("*")) if path.suffix in (".py", ".sh")]
         programs = [path for path in programs if path.parent.name != "tests"]
         assert programs, f"{folder} holds no program"
@@ -271,11 +271,7 @@ def test_the_search_for_decisions_on_a_name_sees_5_of_5() -> None:
     assert [source for source in deciding + passing if DECISION.search(source)] == deciding
 
 
-SIZED = [
-    file
-    for folder in ("cepo", "scripts", "lab", "research", "examples")
-    for file in (REPOSITORY / folder).rglob("*.py")
-]
+SIZED = [file for folder in ("cepo", "scripts", "lab", "examples") for file in (REPOSITORY / folder).rglob("*.py")]
 
 
 def test_functions_have_at_most_60_lines() -> None:
@@ -323,14 +319,19 @@ def test_families_are_registered_and_no_model_type_stands_twice() -> None:
     assert len(types) == len(set(types)) >= 18
 
 
-def test_nothing_in_the_package_imports_lab_or_research() -> None:
-    assert not imports_where(lambda _, name: name.split(".")[0] in ("lab", "research"))
+def test_nothing_in_the_package_imports_lab() -> None:
+    assert not imports_where(lambda _, name: name.split(".")[0] == "lab")
 
 
-def test_nothing_in_lab_or_the_packages_tests_imports_research() -> None:
+def test_only_the_studies_import_the_studies() -> None:
+    studies = REPOSITORY / "lab" / "studies"
     files = [file for folder in ("lab", "scripts", "tests") for file in sorted((REPOSITORY / folder).rglob("*.py"))]
     importing = [
-        place(file, line) for file in files for name, line in imports_of(file) if name.split(".")[0] == "research"
+        place(file, line)
+        for file in files
+        if studies not in file.parents
+        for name, line in imports_of(file)
+        if name.split(".")[:2] == ["lab", "studies"]
     ]
     assert not importing, "\n".join(importing)
 

@@ -50,7 +50,7 @@ PAGES = sorted(
         "configs/*.md",
         "examples/*/*.md",
         "lab/*.md",
-        "research/*.md",
+        "lab/studies/*.md",
     )
     for page in REPOSITORY.glob(pattern)
 )

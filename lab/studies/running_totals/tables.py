@@ -1,0 +1,199 @@
+"""Writes the records of the study, and from them its tables, its test and its chart."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cepo.report.drawing import save_figure
+from lab.studies.running_totals.gates import bounds_of, verdicts
+from lab.studies.running_totals.study import RESULTS, Plan, all_records
+from lab.studies.support.compared_runs import Record, by_name_and_seed, rollout_accuracy, work_table
+from lab.studies.support.comparison_charts import comparison_charts
+from lab.studies.support.marked_tables import with_table
+from lab.studies.support.study_statistics import BySeed, cell, p_text, p_value, paired, tail
+from lab.support.machine import ROOT
+from lab.support.tables import table
+
+PAGE = ROOT / "docs" / "running-totals.md"
+CHART = ROOT / "docs" / "images" / "running_totals_study.png"
+PROGRAM = "lab.studies.running_totals"
+GATES_PROGRAM = "lab.studies.running_totals.gates"
+Measure = Callable[[Record], float]
+ByArm = Mapping[str, BySeed]
+
+
+def held_out_after(step: int) -> Measure:
+    """Returns the measure of accuracy on held-out problems after this step."""
+
+    def measure(record: Record) -> float:
+        return record["held_out"][str(step)]
+
+    return measure
+
+
+def measures(plan: Plan) -> dict[str, Measure]:
+    """Returns the plan's measures by their titles, the primary one first."""
+    half = plan.steps // 2
+    return {
+        "rollouts %": rollout_accuracy,
+        f"held out after {half} %": held_out_after(half),
+        f"after {plan.steps} %": held_out_after(plan.steps),
+    }
+
+
+def accuracy_table(plan: Plan, by_arm: ByArm) -> str:
+    """Returns a Markdown table of each arm's measures, and their paired differences from its baseline in points."""
+    head = ["arm", "seeds"]
+    for title in measures(plan):
+        head += [title, "minus baseline"]
+    rows: list[list[str]] = []
+    for name, arm in plan.arms.items():
+        of_seeds = by_arm[name]
+        row = [name, f"{len(of_seeds)} of {len(arm.seeds)}"]
+        for measure in measures(plan).values():
+            row.append(cell([measure(record) for record in of_seeds.values()]))
+            differences = paired(by_arm[arm.baseline], of_seeds, measure)
+            row.append("" if name == arm.baseline else cell(differences, signed=True))
+        rows.append(row)
+    return table(head, rows)
+
+
+def seed_table(plan: Plan, by_arm: ByArm, measure: Measure) -> str:
+    """Returns a Markdown table with a measure of every run, in percent."""
+    seeds = sorted({seed for arm in plan.arms.values() for seed in arm.seeds})
+    rows: list[list[str]] = []
+    for name, of_seeds in by_arm.items():
+        row = [name]
+        for seed in seeds:
+            row.append(f"{100 * measure(of_seeds[seed]):.1f}" if seed in of_seeds else "")
+        rows.append(row)
+    return table(["arm", *[f"seed {seed}" for seed in seeds]], rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Paired differences in points: their number, mean, standard error, 95 % interval and two-sided p."""
+
+    number: int
+    mean: float
+    error: float
+    low: float
+    high: float
+    p: float | None
+
+    @property
+    def text(self) -> str:
+        """The comparison in words."""
+        p = "" if self.p is None else f", p {p_text(self.p)}"
+        return (
+            f"{self.mean:+.1f} ± {self.error:.1f} points, 95 % {self.low:+.1f} to {self.high:+.1f}, n {self.number}{p}"
+        )
+
+
+def compared(differences: Sequence[float]) -> Comparison | None:
+    """Compares shares by a t test of their paired differences; None for fewer than two."""
+    if len(differences) < 2:
+        return None
+    points = [100 * difference for difference in differences]
+    mean = statistics.fmean(points)
+    error = statistics.stdev(points) / math.sqrt(len(points))
+    reach = error * quantile(len(points) - 1)
+    return Comparison(
+        number=len(points), mean=mean, error=error, low=mean - reach, high=mean + reach, p=p_value(differences)
+    )
+
+
+def quantile(freedom: int, *, outside: float = 0.05) -> float:
+    """Returns the t beyond which, on both sides, this share of Student's distribution lies."""
+    low, high = 0.0, 1000.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if tail(middle, freedom) > outside:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def interaction(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
+    """Returns the mean of the first differences minus that of the second, and its standard error, in points."""
+    if len(first) < 2 or len(second) < 2:
+        return None
+    difference = statistics.fmean(first) - statistics.fmean(second)
+    variance = statistics.variance(first) / len(first) + statistics.variance(second) / len(second)
+    return 100 * difference, 100 * math.sqrt(variance)
+
+
+def lines_of_the_test(plan: Plan, by_arm: ByArm) -> list[str]:
+    """Returns the plan's test and its second measure, as lines of a list."""
+    lines: list[str] = []
+    chosen = plan.arms[plan.written["primary"]]
+    for title, measure in measures(plan).items():
+        found = compared(paired(by_arm[chosen.baseline], by_arm[chosen.name], measure))
+        text = "not run" if found is None else found.text
+        lines.append(f"- {chosen.name} minus {chosen.baseline}, {title.removesuffix(' %')}: {text}")
+    fixed = plan.arms[plan.written["without_style"]]
+    both = interaction(
+        paired(by_arm[chosen.baseline], by_arm[chosen.name], rollout_accuracy),
+        paired(by_arm[fixed.baseline], by_arm[fixed.name], rollout_accuracy),
+    )
+    if both is not None:
+        lines.append(f"- with free phrasings minus with one phrasing, rollouts: {both[0]:+.1f} ± {both[1]:.1f} points")
+    return lines
+
+
+def tables_of(plan: Plan, records: Sequence[Record]) -> str:
+    """Returns all tables of the page."""
+    by_arm = by_name_and_seed(records, kind="arm", names=list(plan.arms))
+    parts = [
+        "\n".join(lines_of_the_test(plan, by_arm)),
+        accuracy_table(plan, by_arm),
+        seed_table(plan, by_arm, rollout_accuracy),
+        work_table({name: of_seeds for name, of_seeds in by_arm.items() if of_seeds}, kind="arm"),
+    ]
+    return "\n\n".join(parts)
+
+
+def gates_table(plan: Plan, record: Mapping[str, Any]) -> str:
+    """Returns a Markdown table of the figures that gates are about, by the labels of the record; in bold what fails."""
+    bounds = plan.written["gates"]["bounds"]
+    rows: list[list[str]] = []
+    for label, measured in record.items():
+        passed = verdicts(measured["figures"], bounds_of(bounds))
+        row = [label]
+        for name in bounds:
+            value = measured["figures"][name]
+            text = "undefined" if value is None else f"{value:.2f}"
+            row.append(text if passed[name] else f"**{text}**")
+        rows.append(row)
+    wanted = [" ".join(_limit_text(*limit) for limit in bound.items()) for bound in bounds.values()]
+    return table(["model and problems", *[name.replace("_", " ") for name in bounds]], [["asked for", *wanted], *rows])
+
+
+def _limit_text(name: str, value: float) -> str:
+    return f"{'≥' if name == 'least' else '≤'} {value:g}"
+
+
+def write_gates(plan: Plan, record: Mapping[str, Any], *, page: Path = PAGE) -> None:
+    """Writes the table of gates into the page."""
+    text = page.read_text(encoding="utf-8")
+    page.write_text(with_table(text, gates_table(plan, record), program=GATES_PROGRAM), encoding="utf-8")
+
+
+def write_records(plan: Plan, out: Path, *, results: Path = RESULTS, page: Path = PAGE, chart: Path = CHART) -> None:
+    """Writes the records of all finished runs, the page's tables, and its chart."""
+    records = all_records(plan, out, results)
+    results.write_text(json.dumps({"plan": plan.written, "runs": records}, indent=1) + "\n", encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    page.write_text(with_table(text, tables_of(plan, records), program=PROGRAM), encoding="utf-8")
+    free = [name for name, arm in plan.arms.items() if arm.style == "free"]
+    by_arm = by_name_and_seed(records, kind="arm", names=list(plan.arms))
+    drawn = {name: by_arm[name] for name in free if by_arm[name]}
+    if drawn:
+        save_figure(comparison_charts(drawn, plan.written["baseline"]), chart)

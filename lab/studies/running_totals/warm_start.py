@@ -1,0 +1,143 @@
+"""Fine-tunes a language model on demonstrations of `running_totals`, before any reinforcement learning.
+
+It learns the format, to stop, to choose every phrasing equally often, and to read a solution in its prompt: half of the
+demonstrations have one in view, in the wording in which cepo's teachers read a reference.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from cepo.data.prompts import HintTemplate
+from cepo.models.cpu.matrix_products import use_fast_products
+from lab.studies.running_totals.problems import Demonstration, Style, demonstration
+
+IGNORED = -100
+"""The target of tokens that are not learnt: prompts and padding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """The settings of the fine-tuning."""
+
+    steps: int = 200
+    batch_size: int = 16
+    learning_rate: float = 3e-4
+    warmup_steps: int = 20
+    max_grad_norm: float = 1.0
+    seed: int = 1
+    style: Style = "free"
+
+
+Encoded = tuple[list[int], list[int]]
+"""The tokens of a prompt, and those of its response with the end of the turn."""
+
+
+class Encoder:
+    """Turns demonstrations into tokens, as cepo renders prompts and teachers' contexts."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._hint = HintTemplate("user_suffix")
+
+    def encode(self, each: Demonstration) -> Encoded:
+        """Returns the tokens of a demonstration."""
+        question = each.problem.question
+        if each.shown is not None:
+            question = self._hint.render(prompt=question, reference=each.shown)
+        turns = [{"role": "user", "content": question}]
+        prompt: str = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        prompt_ids: list[int] = self._tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        response_ids: list[int] = self._tokenizer(each.response, add_special_tokens=False)["input_ids"]
+        return prompt_ids, [*response_ids, self._tokenizer.eos_token_id]
+
+
+def padded(rows: Sequence[Encoded]) -> tuple[Int64[Tensor, "b t"], Int64[Tensor, "b t"]]:
+    """Returns the tokens of the rows, and as targets those of the responses; padding is on the right."""
+    longest = max(len(prompt) + len(response) for prompt, response in rows)
+    tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
+    targets = torch.full((len(rows), longest), IGNORED)
+    for number, (prompt, response) in enumerate(rows):
+        end = len(prompt) + len(response)
+        tokens[number, :end] = torch.tensor([*prompt, *response])
+        targets[number, len(prompt) : end] = torch.tensor(response)
+    return tokens, targets
+
+
+def summed_loss(model: Any, rows: Sequence[Encoded]) -> Float[Tensor, ""]:
+    """Returns the cross-entropy summed over the tokens of the responses.
+
+    Padding follows what is read, so that causal attention needs no mask.
+    """
+    tokens, targets = padded(rows)
+    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1]
+    next_targets = targets[:, 1:]
+    is_learnt = next_targets != IGNORED
+    logits = model.lm_head(hidden[is_learnt]).float()
+    return torch.nn.functional.cross_entropy(logits, next_targets[is_learnt], reduction="sum")
+
+
+def learning_rate_at(step: int, settings: WarmStart) -> float:
+    """Returns the rate at the 0-based step: a linear warm-up, then a linear decay to a twentieth."""
+    warmed = min(1.0, (step + 1) / settings.warmup_steps)
+    left = max(0.05, 1.0 - step / settings.steps)
+    return settings.learning_rate * warmed * left
+
+
+def teach(
+    model_path: str,
+    folder: Path,
+    settings: WarmStart,
+    *,
+    progress: Callable[[int, float, float], None],
+) -> None:
+    """Fine-tunes all weights of the model and writes it to `folder`; a pure function of the arguments but for rounding.
+
+    `progress` gets the 1-based step, the mean loss of its tokens, and the seconds since the start.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    use_fast_products(model)
+    encoder = Encoder(tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    started = time.monotonic()
+    for step in range(settings.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(step, settings)
+        first = step * settings.batch_size
+        batch: list[Demonstration] = []
+        for index in range(first, first + settings.batch_size):
+            batch.append(demonstration(index, seed=settings.seed, style=settings.style))
+        loss = _accumulated(model, [encoder.encode(each) for each in batch])
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        progress(step + 1, loss, time.monotonic() - started)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _accumulated(model: Any, rows: Sequence[Encoded]) -> float:
+    """Adds the gradient of the mean loss over the tokens of all rows, and returns it.
+
+    The shorter half of the rows is a pass of its own, which saves its padding.
+    """
+    by_length = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
+    num_tokens = sum(len(response) for _, response in rows)
+    middle = len(by_length) // 2
+    total = 0.0
+    for part in (by_length[:middle], by_length[middle:]):
+        loss = summed_loss(model, part)
+        (loss / num_tokens).backward()
+        total += float(loss.detach())
+    return total / num_tokens
