@@ -22,7 +22,7 @@ OPENERS = ("So", "Now", "Then", "Next")
 VERBS = ("we have", "that makes", "it is")
 ENDINGS = ("so far", "now", "in all")
 NUM_ADDENDS = 5
-SMALLEST, LARGEST = 3, 49
+SMALLEST, LARGEST = 3, 69
 USE = 0.98
 """The probability with which a demonstration takes a total of the solution in view."""
 KINDS = ("right", "wrong", "other")
