@@ -181,7 +181,7 @@ def _mapped(check: RowCheck, numbers: Sequence[int], file: Path | None, processe
     }
     result: Any = None
     if processes > 1:
-        with _own_environment():
+        with _own_environment(), _leaving_no_process():
             try:
                 result = rows.map(**options, num_proc=processes)
             except CepoError:
@@ -201,6 +201,22 @@ def _mapped(check: RowCheck, numbers: Sequence[int], file: Path | None, processe
     with pyarrow.ipc.new_stream(content, COLUMNS) as writer:
         writer.write_table(result.data.table.cast(COLUMNS))
     return pyarrow.ipc.open_stream(content.getvalue()).read_all()
+
+
+@contextmanager
+def _leaving_no_process() -> Generator[None]:
+    """Ends the processes that a library started inside this context and left.
+
+    An interrupt can come while `multiprocess` starts its manager, which then waits for ever, and the end of the program
+    with it.
+    """
+    earlier = set(_multiprocess().active_children())
+    try:
+        yield
+    finally:
+        for process in set(_multiprocess().active_children()) - earlier:
+            process.kill()
+            process.join()
 
 
 def _raise_interrupt(error: BaseException) -> None:
@@ -237,6 +253,7 @@ def _check_row(number: int, rank: int | None) -> Tree:
     assert check is not None, (
         "rows are checked while a check is active, in this process or in one that was forked from it"
     )
+    interrupts.raise_if_lost()
     place = (rank or 0) % MOST_PROCESSES
     _at_work[place] = os.getpid()
     try:

@@ -487,10 +487,21 @@ with interrupts.handled():
 """
 
 
-def started(folder: Path, model: Path) -> subprocess.Popen[str]:
+INTERRUPTED_MANAGER = """
+import os, signal, multiprocess.process
+start = multiprocess.process.BaseProcess.start
+def start_and_interrupt(process):
+    start(process)
+    if process.name.startswith("SyncManager"):
+        os.kill(os.getpid(), signal.SIGINT)
+multiprocess.process.BaseProcess.start = start_and_interrupt
+"""
+
+
+def started(folder: Path, model: Path, *, before: str = "") -> subprocess.Popen[str]:
     """Starts a check with SIGINT as a terminal leaves it: a shell's background jobs, these tests perhaps, ignore it."""
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder / "train.jsonl"), str(model)],
+        [sys.executable, "-c", before + textwrap.dedent(PROGRAM), str(folder / "train.jsonl"), str(model)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -554,3 +565,12 @@ def test_two_runs_that_check_the_same_data_agree(folder: Path, tiny_model_folder
     assert outputs[0][0] == outputs[1][0]
     assert outputs[0][0].startswith("600 rows, CRC-32 ")
     assert len(list(cache_folder("checks").glob("*/seal.json"))) == 1
+
+
+@pytest.mark.heavy
+def test_an_interrupt_while_the_manager_starts_leaves_no_process(folder: Path, tiny_model_folder: Path) -> None:
+    """The program ends, though `multiprocess` waits at its end for a manager that nobody has told to stop."""
+    write(folder / "train.jsonl", [{"prompt": f"row {row}", "answer": str(row)} for row in range(2_000)])
+    running = started(folder, tiny_model_folder, before=INTERRUPTED_MANAGER)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (130, "interrupted\n"), err
