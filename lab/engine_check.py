@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.config.worker_schema import SpeculationSettings
 from lab.support.machine import ROOT, machine_record
-from lab.support.rows import generation_requests
-from lab.support.shapes import SHAPES, Shape, write_checkpoint
+from testing.rows import generation_requests
+from testing.shapes import SHAPES, Shape, write_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor

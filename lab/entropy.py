@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from lab.stages import build_actor
 from lab.support.machine import load_average, machine_record
 from lab.support.paired import paired_ratio
-from lab.support.rows import build_rows, optimizer_batch
-from lab.support.shapes import SHAPES, Shape, write_checkpoint
 from lab.support.tables import RESULTS, save, spread, table
+from testing.rows import build_rows, optimizer_batch
+from testing.shapes import SHAPES, Shape, write_checkpoint
 
 if TYPE_CHECKING:
     from cepo.data.batch import OptimizerBatch
@@ -96,7 +96,7 @@ class Update:
 
     def peak_bytes(self) -> int:
         """Returns the most bytes of tensors that one update adds."""
-        from lab.support.live_tensors import LiveTensors
+        from testing.live_tensors import LiveTensors
 
         weights = list(self._actor.module.parameters())
         with LiveTensors(floor=_SMALLEST_COUNTED, known=weights) as live:

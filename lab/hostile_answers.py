@@ -21,8 +21,8 @@ from typing import Any
 from cepo.config.worker_schema import RewardConfig
 from cepo.rewards.contract import RewardOutcome
 from cepo.rewards.pool import RewardPool
-from lab.support.hostile import GOLDS, hostile_answer
 from lab.support.machine import load_average, machine_record
+from testing.hostile import GOLDS, hostile_answer
 
 ROOT = Path(__file__).resolve().parent.parent
 REWARD = f"{ROOT}/lab/support/timed_reward.py:main"

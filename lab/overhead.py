@@ -22,8 +22,8 @@ from typing import Any
 
 from lab.support.machine import load_average, machine_record
 from lab.support.paired import Record, Side, Summary, paired_ratio, side_by_side, take_turns
-from lab.support.shapes import SHAPES
 from lab.support.tables import RESULTS, save, side_summary, spread, stage_rows, table
+from testing.shapes import SHAPES
 
 WITH, WITHOUT, PLAIN = "with teachers", "without", "without, plain path"
 

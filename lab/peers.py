@@ -5,7 +5,7 @@
 Both have the same model, prompts, lengths, rewards, LoRA and threads. They sample with transformers, each in its own
 process, and alternate their steps. Response lengths, which are skewed, and the correct responses are the same on both
 sides at every step. The generated and scored tokens of both are counted, and the generated ones must be equal.
-`--shape` is one of lab/support/shapes.py; `--overrides` are settings of this package's side.
+`--shape` is one of testing/shapes.py; `--overrides` are settings of this package's side.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from lab.support.machine import load_average, machine_record
 from lab.support.paired import Record, Side, check_same_work, paired_ratio, side_by_side, take_turns
-from lab.support.shapes import SHAPES
 from lab.support.tables import RESULTS, save, side_summary, spread, stage_rows, table
+from testing.shapes import SHAPES
 
 OURS, THEIRS = "this package", "TRL"
 

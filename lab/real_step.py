@@ -28,8 +28,8 @@ from lab.support.machine import load_average, machine_record
 from lab.support.model_flops import ModelFlops
 from lab.support.paired import Record, Side, Summary, check_same_work, paired_ratio, side_by_side, take_turns
 from lab.support.profiling import GIGA, product_speed
-from lab.support.shapes import SMOLLM2_135M
 from lab.support.tables import RESULTS, save, side_summary, spread, table
+from testing.shapes import SMOLLM2_135M
 
 SHAPE = SMOLLM2_135M
 LORA_RANK = 16

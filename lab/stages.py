@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any
 
 from lab.support.machine import ROOT, load_average, machine_record
 from lab.support.profiling import flop_counter, profile_stages, profile_tables
-from lab.support.rows import HINT_TOKENS, build_rows, generation_requests, optimizer_batch
-from lab.support.shapes import SHAPES, Shape, write_checkpoint
 from lab.support.tables import RESULTS
+from testing.rows import HINT_TOKENS, build_rows, generation_requests, optimizer_batch
+from testing.shapes import SHAPES, Shape, write_checkpoint
 
 if TYPE_CHECKING:
     from cepo.data.batch import ScoringRow

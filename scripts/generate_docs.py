@@ -24,7 +24,7 @@ from cepo.files.trees import leaves
 from cepo.models.families import FAMILIES
 from cepo.sections.reader import default_tree
 from cepo.workers.memory import ModelShape, estimate_memory, fit, shape_of
-from lab.support.published_models import PUBLISHED_SIZES, published_config
+from testing.published_models import PUBLISHED_SIZES, published_config
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

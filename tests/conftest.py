@@ -148,9 +148,9 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real Qwen3-VL checkpoint folder of 1.2 million random weights. Read only."""
     from safetensors.torch import save_file
 
-    from lab.worlds.model import build_untrained_model
+    from testing.toy_checkpoint import write_untrained_checkpoint
 
-    folder = build_untrained_model(tmp_path_factory.mktemp("tiny-model"), seed=0)
+    folder = write_untrained_checkpoint(tmp_path_factory.mktemp("tiny-model"), seed=0)
     tensors = _redrawn(folder, seed=1)
     del tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -10,7 +10,7 @@ import torch
 from cepo.models.segments import SegmentLayout, attend_by_blocks
 from lab.gpu_dry.cards import report
 from lab.gpu_dry.kernels import shared_memory
-from lab.support.shapes import SHAPES
+from testing.shapes import SHAPES
 
 
 def attend(shape: str, dtype: torch.dtype, length: int) -> None:

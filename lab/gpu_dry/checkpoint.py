@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lab.gpu_dry.published import PUBLISHED, write_published
-from lab.support.shapes import SHAPES, full_length_tokenizer, model_config
+from testing.shapes import SHAPES, full_length_tokenizer, model_config
 
 
 def write_configuration(shape: str, folder: Path) -> None:

@@ -24,8 +24,8 @@ from lab.gpu_dry.checkpoint import write_model
 from lab.gpu_dry.hollow_vllm import stand_in
 from lab.gpu_dry.partners import alone, met, this_rank
 from lab.gpu_dry.published import PUBLISHED
-from lab.support.rows import generation_requests
-from lab.support.shapes import SHAPES
+from testing.rows import generation_requests
+from testing.shapes import SHAPES
 
 if TYPE_CHECKING:
     from cepo.models.processing import Processing

@@ -17,7 +17,7 @@ from PIL import Image
 from lab.gpu_dry.cards import report
 from lab.gpu_dry.hollow_vllm import stand_in
 from lab.support.machine import ROOT
-from lab.support.shapes import MICRO, write_checkpoint
+from testing.shapes import MICRO, write_checkpoint
 
 PROBLEMS = 6
 RESPONSE = 16

@@ -11,7 +11,7 @@ import torch
 from cepo.models.head_kernel import log_probs_in_place
 from lab.gpu_dry.cards import report
 from lab.gpu_dry.kernels import loads_of_single_entries_are_safe, shared_memory
-from lab.support.shapes import SHAPES
+from testing.shapes import SHAPES
 
 
 def main(shape: str, dtype: str) -> None:

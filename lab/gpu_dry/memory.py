@@ -255,8 +255,8 @@ def packed(layer: torch.nn.Linear, quantization: Any) -> torch.nn.Module:
 
 def rows_of_views(name: str, processing: Processing) -> list[list[ScoringRow]]:
     """Returns the rows of a step under the prompt alone and under two teachers' contexts."""
-    from lab.support.rows import build_rows
-    from lab.support.shapes import SHAPES
+    from testing.rows import build_rows
+    from testing.shapes import SHAPES
 
     if name in PUBLISHED:
         return rows_of_published(name, processing)
@@ -267,8 +267,8 @@ def rows_of_views(name: str, processing: Processing) -> list[list[ScoringRow]]:
 def rows_of_published(name: str, processing: Processing) -> list[list[ScoringRow]]:
     """Returns such rows of a model of `PUBLISHED`, with one image for all."""
     from cepo.data.batch import ScoringRow, token_array
-    from lab.support.rows import skewed_lengths
-    from lab.support.shapes import QWEN3_VL_2B
+    from testing.rows import skewed_lengths
+    from testing.shapes import QWEN3_VL_2B
 
     shape = dataclasses.replace(QWEN3_VL_2B, shortest=200, longest=LONGEST)
     images = processing.load_images([PUBLISHED[name].image()])
@@ -335,7 +335,7 @@ def run(config: RunConfig, processing: Processing, case: Case, peaks: Peaks) -> 
     from cepo.workers.actor import Actor
     from cepo.workers.critic import Critic
     from cepo.workers.worker import KlInLoss, objective_settings
-    from lab.support.rows import optimizer_batch
+    from testing.rows import optimizer_batch
 
     own, teachers = named_rows(rows_of_views(case.model, processing))
     longest_row = config.data.max_prompt_length + config.data.max_response_length
@@ -372,7 +372,7 @@ def run(config: RunConfig, processing: Processing, case: Case, peaks: Peaks) -> 
 def critic_batch(rows: list[ScoringRow]) -> Any:
     """Returns a batch of the critic with the rows of the actor's."""
     from cepo.data.batch import CriticBatch
-    from lab.support.rows import optimizer_batch
+    from testing.rows import optimizer_batch
 
     batch = optimizer_batch(rows)
     return CriticBatch(

@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.gpu_dry.cards import report
 from lab.gpu_dry.checkpoint import write_configuration
-from lab.support.shapes import SHAPES
+from testing.shapes import SHAPES
 
 
 class _Reached(BaseException):

@@ -26,8 +26,9 @@ from torch import Tensor
 from lab.gpu_dry.cards import report
 from lab.gpu_dry.processor_behind import ProcessorBehind
 from lab.support.machine import ROOT
-from lab.support.rows import build_rows, optimizer_batch
-from lab.support.shapes import MICRO, write_checkpoint
+from testing.attention import attend_by_formula_to_mask
+from testing.rows import build_rows, optimizer_batch
+from testing.shapes import MICRO, write_checkpoint
 
 if TYPE_CHECKING:
     from cepo.data.batch import ScoringRow
@@ -228,15 +229,6 @@ def padded(rows: list[Tensor], mask: Tensor) -> Tensor:
     values = torch.zeros(mask.shape)
     values[mask] = torch.cat(rows)
     return values
-
-
-def attend_by_formula_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
-    """Computes what the compiled attention computes, from the same mask."""
-    place = torch.arange(query.shape[2], device=query.device)
-    visible = mask.for_row(query.shape[2]).mask_mod(place, place, place[:, None], place[None])
-    key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
-    scores = (query.float() @ key.float().mT * scale).masked_fill(~visible, float("-inf"))
-    return (scores.softmax(dim=-1) @ value.float()).to(query.dtype)
 
 
 def mixtures_are_refused() -> bool:

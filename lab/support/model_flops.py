@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lab.support.shapes import Shape
+    from testing.shapes import Shape
 
 PATCH_VALUES = 3 * 2 * 16 * 16
 """Values of one patch: colours x frames x pixels."""

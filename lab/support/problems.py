@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.support.shapes import SHAPES, Shape, prompt_text, random_image, response_lengths
+from testing.shapes import SHAPES, Shape, prompt_text, random_image, response_lengths
 
 if TYPE_CHECKING:
     from cepo.models.processing import Processing

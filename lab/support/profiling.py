@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.flop_counter import FlopCounterMode
 
-    from lab.support.shapes import Shape
+    from testing.shapes import Shape
 
 IN_PLACE = "aten::addmm_"
 """The operation by which adapters add their product, whose work torch does not count by itself."""

@@ -21,7 +21,7 @@ from lab.support.machine import ROOT
 from lab.support.model_flops import ModelFlops
 from lab.support.paired import Record, serve
 from lab.support.problems import Script, WorkOptions, write_problems
-from lab.support.shapes import SHAPES, write_checkpoint
+from testing.shapes import SHAPES, write_checkpoint
 
 if TYPE_CHECKING:
     from cepo.config import RunConfig

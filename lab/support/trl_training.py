@@ -19,7 +19,7 @@ from typing import Any
 from lab.support.model_flops import ModelFlops
 from lab.support.paired import Record, StepServer
 from lab.support.problems import WorkOptions, write_problems
-from lab.support.shapes import SHAPES, write_checkpoint
+from testing.shapes import SHAPES, write_checkpoint
 
 STAGES = {"transformers.generate": "generate", "_get_per_token_logps_and_entropies": "forward", "compute_loss": "loss"}
 """TRL's profiling contexts and their names here; `loss` includes `forward`."""

@@ -30,8 +30,8 @@ from lab.support.model_flops import PATCH_VALUES, ModelFlops, causal_pairs
 from lab.support.paired import Record, Side, paired_ratio, side_by_side, summary, take_turns
 from lab.support.problems import Script
 from lab.support.profiling import LISTED_OPERATIONS, profile_tables
-from lab.support.rows import HINT_TOKENS
-from lab.support.shapes import MICRO, QWEN3_VL_2B, prompt_text, random_image, response_lengths, write_checkpoint
+from testing.rows import HINT_TOKENS
+from testing.shapes import MICRO, QWEN3_VL_2B, prompt_text, random_image, response_lengths, write_checkpoint
 
 
 def test_a_paired_ratio_is_the_median_of_ratios() -> None:

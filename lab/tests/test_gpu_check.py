@@ -28,10 +28,10 @@ from lab.gpu_dry.kernels import loads_of_single_entries_are_safe, shared_memory
 from lab.gpu_dry.memory import COMPUTED, AllocatesLargeResults, Allocation, Operand
 from lab.gpu_dry.processor_behind import described
 from lab.gpu_dry.published import PUBLISHED
-from lab.support.shapes import SHAPES, full_length_tokenizer, model_config
 from lab.support.tables import RESULTS
 from lab.worlds.model import build_processor
 from lab.worlds.tokenizer import build_tokenizer
+from testing.shapes import SHAPES, full_length_tokenizer, model_config
 
 PARTS = [
     "versions",

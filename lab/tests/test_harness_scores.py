@@ -6,11 +6,19 @@ Each row is a response, its gold answer, our verdict and theirs. The rules of bo
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from evaluation_folders import evaluation
+
+from cepo.errors import DataError
+from cepo.evaluation.published import score_table
+from cepo.report.score_tables import Cell
 from cepo.rewards.benchmark import compute_score, kind_of
 from lab.harness import harness_score
+from lab.harness import main as harness
 
+PAPER = str(Path(__file__).parents[1] / "paper.json")
 COLOURS = ("red", "blue", "green", "orange")
 LENGTHS = ("5 cm", "6 cm", "7 cm", "8 cm", "No correct answer")
 COUNTS = ("1", "2", "3", "4", "5")
@@ -157,3 +165,17 @@ def test_each_prediction_gets_the_verdicts_of_both_scores(benchmark: str) -> Non
     ]
     found = [(*row[:2], int(score["accuracy"]), share) for row, score, share in zip(rows, scores, theirs, strict=True)]
     assert found == rows
+
+
+def test_evaluations_are_graded_by_lmms_evals_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The paper's table and theirs stand in one table; rows of an older form, without options, are named."""
+    first, second = evaluation(tmp_path / "first", "1000"), evaluation(tmp_path / "second", "1101")
+    assert harness(["--out", str(tmp_path / "theirs.json"), str(first), str(second)]) == 0
+    assert "by lmms-eval's rules" in capsys.readouterr().out
+    rows = {row.name: row.cells for row in score_table([PAPER, str(tmp_path / "theirs.json")]).rows}
+    assert rows["first"]["DynaMath"] == Cell(mean=25.0, error=pytest.approx(25.0))
+    assert rows["second"]["Average"] == Cell(mean=75.0, error=pytest.approx(25.0))
+    file = first / "generations.jsonl"
+    file.write_text(file.read_text("utf-8").replace('"choices":', '"others":'), encoding="utf-8")
+    with pytest.raises(DataError, match="older than the column of options"):
+        harness([str(first)])

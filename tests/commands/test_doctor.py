@@ -37,7 +37,7 @@ from cepo.hardware import Finding
 from cepo.models.families import FAMILIES
 from cepo.rollout import factory
 from cepo.workers.memory import Memory, gib
-from lab.support.published_models import published_config
+from testing.published_models import published_config
 
 GIB = 2**30
 WHEEL_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")

@@ -271,7 +271,9 @@ def test_the_search_for_decisions_on_a_name_sees_5_of_5() -> None:
     assert [source for source in deciding + passing if DECISION.search(source)] == deciding
 
 
-SIZED = [file for folder in ("cepo", "scripts", "lab", "examples") for file in (REPOSITORY / folder).rglob("*.py")]
+SIZED = [
+    file for folder in ("cepo", "scripts", "lab", "testing", "examples") for file in (REPOSITORY / folder).rglob("*.py")
+]
 
 
 def test_functions_have_at_most_60_lines() -> None:
@@ -321,6 +323,12 @@ def test_families_are_registered_and_no_model_type_stands_twice() -> None:
 
 def test_nothing_in_the_package_imports_lab() -> None:
     assert not imports_where(lambda _, name: name.split(".")[0] == "lab")
+
+
+def test_no_test_of_the_package_imports_lab() -> None:
+    files = [file for folder in ("tests", "testing") for file in sorted((REPOSITORY / folder).rglob("*.py"))]
+    importing = [place(file, line) for file in files for name, line in imports_of(file) if name.split(".")[0] == "lab"]
+    assert not importing, "\n".join(importing)
 
 
 def test_only_the_studies_import_the_studies() -> None:

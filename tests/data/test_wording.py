@@ -32,7 +32,7 @@ from cepo.models.processing import MARKS, Processing
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.planning import plan_views
 from cepo.trainer.rollout_groups import rollout_groups
-from lab.support.hostile import hostile_text
+from testing.hostile import hostile_text
 
 FOLDER = Path(__file__).parent
 SANITISED: list[list[str]] = yaml.safe_load((FOLDER / "sanitised_texts.yaml").read_text(encoding="utf-8"))

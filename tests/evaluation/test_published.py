@@ -8,10 +8,8 @@ import pytest
 from evaluation_folders import evaluation
 
 from cepo.commands.cli import main
-from cepo.errors import DataError
 from cepo.evaluation.published import score_table
 from cepo.report.score_tables import Cell, write_table
-from lab.harness import main as harness
 
 PAPER = str(Path(__file__).parents[2] / "lab" / "paper.json")
 
@@ -63,17 +61,3 @@ def test_evaluations_stand_beside_the_paper_with_a_difference(
     table = score_table([str(first), str(second)])
     assert [row.cells["DynaMath"] for row in table.rows] == [Cell(mean=25.0, error=25.0), Cell(mean=50.0, error=25.0)]
     assert "difference" not in table.rows[0].cells
-
-
-def test_evaluations_are_graded_by_lmms_evals_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The paper's table and theirs stand in one table; rows of an older form, without options, are named."""
-    first, second = evaluation(tmp_path / "first", "1000"), evaluation(tmp_path / "second", "1101")
-    assert harness(["--out", str(tmp_path / "theirs.json"), str(first), str(second)]) == 0
-    assert "by lmms-eval's rules" in capsys.readouterr().out
-    rows = {row.name: row.cells for row in score_table([PAPER, str(tmp_path / "theirs.json")]).rows}
-    assert rows["first"]["DynaMath"] == Cell(mean=25.0, error=pytest.approx(25.0))
-    assert rows["second"]["Average"] == Cell(mean=75.0, error=pytest.approx(25.0))
-    file = first / "generations.jsonl"
-    file.write_text(file.read_text("utf-8").replace('"choices":', '"others":'), encoding="utf-8")
-    with pytest.raises(DataError, match="older than the column of options"):
-        harness([str(first)])

@@ -15,8 +15,8 @@ from torch import Tensor
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
-from lab.support.rows import build_rows, gradients_of, optimizer_batch
-from lab.support.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
+from testing.rows import build_rows, gradients_of, optimizer_batch
+from testing.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

@@ -14,7 +14,7 @@ from cepo.models.interface import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rollout.generator import GeneratorSettings, SamplingSettings
 from cepo.rollout.transformers_generator import TransformersGenerator
-from lab.support.rows import generation_requests
+from testing.rows import generation_requests
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -14,7 +14,7 @@ from cepo.data.batch import ScoringRow, token_array
 from cepo.models import head
 from cepo.models.head import _kernel_works, log_probs_in_place
 from cepo.models.interface import EncodedPrompt
-from lab.support.shapes import MICRO
+from testing.shapes import MICRO
 
 ROWS = {"cpu": (16, 4096), "cuda": (220, 151_936)}
 """A chunk of tokens and a vocabulary."""

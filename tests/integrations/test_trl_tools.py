@@ -19,7 +19,7 @@ from cepo.microgeo.world import ASSETS, SHAPES
 from cepo.types import TokenBatch
 
 pytest.importorskip("trl", reason="the extra `trl` is not installed")
-from lab.tool_loop import TURNS, call, output_of_training, trainer_with_tools
+from testing.tool_loop import TURNS, call, output_of_training, trainer_with_tools
 
 pytestmark = pytest.mark.heavy
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from cepo.losses.divergence import chunked_divergence, distillation_losses, token_divergence
 from cepo.metrics import results
 from cepo.types import DivergenceConfig
-from lab.support.live_tensors import LiveTensors
+from testing.live_tensors import LiveTensors
 
 VOCABULARY = 9
 FORWARD = DivergenceConfig(kind="forward_kl")

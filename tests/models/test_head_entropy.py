@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cepo.models.head import target_log_probs, use_float32_logits
 from cepo.models.head_entropy import log_probs_and_entropies
-from lab.support.live_tensors import LiveTensors
+from testing.live_tensors import LiveTensors
 
 TOKENS, HIDDEN, VOCABULARY = 37, 16, 301
 NEEDS_TRITON = pytest.mark.skipif(

@@ -25,7 +25,7 @@ from cepo.answers import (
 )
 from cepo.rewards.benchmark import KINDS, kind_of, options_in_text
 from cepo.rewards.contract import LoadedReward, load_reward_function
-from lab.support.hostile import BOMBS, CHARACTERS, GOLDS, LATEX, MARKS
+from testing.hostile import BOMBS, CHARACTERS, GOLDS, LATEX, MARKS
 
 PIECES = st.one_of(
     st.sampled_from(GOLDS),

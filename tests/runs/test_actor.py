@@ -45,7 +45,7 @@ from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import process_group_backend
 from cepo.workers.training import learning_rate_factor, move_state
-from lab.support.rows import gradients_of
+from testing.rows import gradients_of
 
 pytestmark = pytest.mark.heavy
 

@@ -26,7 +26,7 @@ from training_runs import (
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.types import Distillation, DivergenceConfig
 from cepo.workers import scoring_model
-from lab.support.rows import gradients_of
+from testing.rows import gradients_of
 
 pytestmark = pytest.mark.heavy
 

@@ -24,8 +24,6 @@ from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy
 ray = pytest.importorskip("ray")
-from lab.ranks import between_ranks  # noqa: E402
-from lab.support.counting_rank import CountingRank  # noqa: E402
 
 TWO_WORKERS = "trainer.n_gpus_per_node=2"
 TrainOnRay = Callable[..., None]
@@ -98,8 +96,6 @@ def test_2_workers_sample_and_learn_as_this_process(
         record(self, *arguments)
 
     monkeypatch.setattr(Trainer, "record", look)
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # where the counting workers' own module is found
-    monkeypatch.setattr("cepo.runtime.ray_backend.RankProcess", CountingRank)
     train_on_ray(*TWO_TEACHERS, TWO_WORKERS)
     here = once(*TWO_TEACHERS)
     assert responses(tmp_path) == responses(here.folder)
@@ -109,9 +105,6 @@ def test_2_workers_sample_and_learn_as_this_process(
         assert {name: row[name] for name in compared} == pytest.approx(compared, rel=1e-3, abs=LOG_PROBS)
         assert row["work/bytes_sent_max"] < 20_000  # 4 prompts' pixels alone would be more
     assert reached == {"127.0.0.1"}
-    sent = between_ranks(2, tmp_path)
-    assert sent["counted"] == sent["by_arithmetic"]
-    assert all(bytes_sent > 0 for bytes_sent in sent["counted"].values())
 
 
 @pytest.mark.nightly("one more cluster, in a process of its own")

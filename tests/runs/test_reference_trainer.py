@@ -42,7 +42,7 @@ from cepo.rollout.generator import AdapterWeights, Generation, GenerationRequest
 from cepo.trainer.batches import actor_batches
 from cepo.trainer.loop import Trainer
 from cepo.workers.worker import Worker
-from lab.support.rows import gradients_of
+from testing.rows import gradients_of
 
 pytestmark = pytest.mark.heavy
 METHODS = available_estimators()

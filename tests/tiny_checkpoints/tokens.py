@@ -6,8 +6,9 @@ import json
 from functools import cache
 from typing import Any
 
-from lab.worlds.tokenizer import SPECIAL_TOKENS as QWEN_TOKENS
-
+_QWEN = "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|>"
+_QWEN_IMAGES = "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>"
+QWEN_TOKENS = (*_QWEN.split(), *_QWEN_IMAGES.split())
 QWEN_TEXT_TOKENS = QWEN_TOKENS[:3]
 _INTERNVL = "<img> </img> <IMG_CONTEXT> <quad> </quad> <ref> </ref> <box> </box> <video>"
 INTERNVL_TOKENS = (*QWEN_TOKENS, *_INTERNVL.split())
@@ -114,8 +115,8 @@ def _add_special(tokenizer: Any, texts: list[str]) -> None:
 
 @cache
 def _byte_level_pieces() -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
-    """Pieces with their ids, and merges, of the built-in toy task's tokenizer, which takes a second to train."""
-    from lab.worlds.tokenizer import build_tokenizer
+    """Pieces with their ids, and merges, of the built-in toy task's tokenizer."""
+    from testing.toy_checkpoint import toy_tokenizer
 
-    trained = json.loads(build_tokenizer().backend_tokenizer.to_str())["model"]
+    trained = json.loads(toy_tokenizer().backend_tokenizer.to_str())["model"]
     return trained["vocab"], tuple((first, second) for first, second in trained["merges"])

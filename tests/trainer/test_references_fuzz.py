@@ -22,7 +22,7 @@ from cepo.metrics import fraction
 from cepo.models.processing import Processing
 from cepo.trainer.planning import plan_views
 from cepo.types import Reference, Rollout, RolloutGroup, TextReference, TokenReference
-from lab.support.hostile import CHARACTERS, GOLDS, MARKS
+from testing.hostile import CHARACTERS, GOLDS, MARKS
 
 PLACEMENTS: tuple[Any, ...] = ("user_suffix", "assistant_prefix")
 SOURCES = get_args(ReferenceSource)

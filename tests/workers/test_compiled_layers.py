@@ -21,7 +21,7 @@ from cepo.models.compiled_layers import compile_decoder
 from cepo.models.processing import Processing
 from cepo.workers import building
 from cepo.workers.actor import Actor
-from lab.support.rows import gradients_of, optimizer_batch
+from testing.rows import gradients_of, optimizer_batch
 
 REFUSED = {"qwen3_5", "qwen3_5_moe"}
 """Families whose layers compute as they are."""

@@ -27,10 +27,9 @@ from cepo.workers.memory import (
     shape_of,
     with_sleep_decided,
 )
-from lab.support.live_tensors import LiveTensors
-from lab.support.published_models import PUBLISHED_SIZES, published_config
-from lab.worlds.model import model_config
-from lab.worlds.tokenizer import build_tokenizer
+from testing.live_tensors import LiveTensors
+from testing.published_models import PUBLISHED_SIZES, published_config
+from testing.toy_checkpoint import toy_config
 
 GIB = 2**30
 PARAMETERS, TOWER, ADAPTER = 2_127_532_032, 406_957_056, 17_432_576
@@ -199,7 +198,7 @@ def test_a_teachers_copy_takes_4_bytes_per_weight() -> None:
 def tiny_model() -> tuple[Any, Stack]:
     import transformers
 
-    config = model_config(build_tokenizer())
+    config = toy_config()
     return transformers.Qwen3VLForConditionalGeneration(config), shape_of(config, lora=LoraConfig()).text_stack
 
 

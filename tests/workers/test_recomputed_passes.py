@@ -10,9 +10,9 @@ from actors import build_actor
 
 from cepo.models import segments
 from cepo.models.processing import Processing
-from lab.gpu_dry.step import attend_by_formula_to_mask
-from lab.support.rows import build_rows, gradients_of, optimizer_batch
-from lab.support.shapes import MICRO, write_checkpoint
+from testing.attention import attend_by_formula_to_mask
+from testing.rows import build_rows, gradients_of, optimizer_batch
+from testing.shapes import MICRO, write_checkpoint
 
 
 @pytest.fixture(scope="module")

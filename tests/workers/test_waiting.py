@@ -20,8 +20,8 @@ from cepo.losses.aggregation import token_weights
 from cepo.models.processing import Processing
 from cepo.models.without_waiting import use_masks_without_counting
 from cepo.workers.actor import Actor
-from lab.support.rows import build_rows, optimizer_batch
-from lab.support.shapes import MICRO, write_checkpoint
+from testing.rows import build_rows, optimizer_batch
+from testing.shapes import MICRO, write_checkpoint
 
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "bincount"}
 ON_THE_HOST = {"collate", "token_weights", "at"}

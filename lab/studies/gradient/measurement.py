@@ -23,7 +23,7 @@ from cepo.run_folder.writing import write_atomically
 from cepo.terminal.progress import Progress
 from cepo.trainer.batches import actor_batches
 from lab.studies.gradient.signal_to_noise import GradientStore, gradient_figures
-from lab.support.rows import gradients_of
+from testing.rows import gradients_of
 
 logger = logging.getLogger(__name__)
 

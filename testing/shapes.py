@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from testing.toy_checkpoint import toy_config, toy_processor, toy_tokenizer
+
 if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import Qwen2Tokenizer, Qwen3VLConfig
@@ -144,10 +146,7 @@ def model_config(shape: Shape) -> Qwen3VLConfig:
     """Returns the configuration, with the embedded tokenizer's special ids."""
     from transformers import Qwen3VLConfig
 
-    from lab.worlds.model import model_config as embedded_config
-    from lab.worlds.tokenizer import build_tokenizer
-
-    config = embedded_config(build_tokenizer()).to_dict()
+    config: dict[str, Any] = toy_config().to_dict()
     text: dict[str, Any] = config["text_config"]
     half = shape.head_width // 2
     sections = [half - 2 * (half * 5 // 16), half * 5 // 16, half * 5 // 16]
@@ -183,9 +182,7 @@ def full_length_tokenizer(shape: Shape) -> Qwen2Tokenizer:
     """
     from transformers import Qwen2Tokenizer
 
-    from lab.worlds.tokenizer import build_tokenizer
-
-    tokenizer: Any = build_tokenizer()
+    tokenizer: Any = toy_tokenizer()
     num_tokens = shape.vocabulary - NUM_UNUSED_IDS
     if num_tokens <= len(tokenizer):
         return tokenizer
@@ -228,8 +225,6 @@ def _write_checkpoint(shape: Shape, folder: Path, seed: int, device: str, dtype:
     import torch
     from transformers import GenerationConfig, Qwen3VLForConditionalGeneration
 
-    from lab.worlds.model import build_processor
-
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = full_length_tokenizer(shape)
     config = model_config(shape)
@@ -241,7 +236,7 @@ def _write_checkpoint(shape: Shape, folder: Path, seed: int, device: str, dtype:
     model.generation_config = GenerationConfig(
         do_sample=True, top_k=0, pad_token_id=end_of_text, eos_token_id=[end_of_turn, end_of_text]
     )
-    build_processor(tokenizer).save_pretrained(folder)
+    toy_processor(tokenizer).save_pretrained(folder)
     model.save_pretrained(folder)
 
 

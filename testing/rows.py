@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from lab.support.shapes import Shape, prompt_text, random_image
+from testing.shapes import Shape, prompt_text, random_image
 
 if TYPE_CHECKING:
     from torch import Tensor
