@@ -160,8 +160,8 @@ def gradients_part(runs: Runs) -> str:
         f"## {runs.world}: gradient signal and accuracy\n\nSignal-to-noise ratio of a batch gradient over that of "
         "uniform credit, with 95 % intervals, from `lab/studies/results/credit_gradient_*.json` "
         "([credit](../../docs/credit.md)), and the accuracy at equal learning rates. "
-        "The measured estimators of cepo have lambda 1, while the trained arms start at 0.5 and divide by the standard deviation of the group.\n\n"
-        + table(head, rows)
+        "The measured estimators of cepo have lambda 1, while the trained arms start at 0.5 and divide by the standard "
+        "deviation of the group.\n\n" + table(head, rows)
     )
 
 
