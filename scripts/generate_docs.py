@@ -19,7 +19,6 @@ from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, all_settings, file_schema, method_settings, settings_of, written
 from cepo.config.other_programs import NAMES
-from cepo.config.worker_schema import LoraConfig
 from cepo.files.trees import leaves
 from cepo.models.families import FAMILIES
 from cepo.sections.reader import default_tree
@@ -157,9 +156,8 @@ _TRAINED = {
 
 
 @cache
-def published_shape(size: str, lora: LoraConfig) -> ModelShape:
-    """Returns the shape of the published model of this size with this adapter."""
-    return shape_of(published_config(size), lora=lora)
+def published_shape(size: str) -> ModelShape:
+    return shape_of(published_config(size))
 
 
 def family_lines() -> list[str]:
@@ -206,9 +204,7 @@ def memory_cell(config: RunConfig, size: str, total: int) -> str:
             micro_batch_size_per_device_for_experience=4 * rows,
         )
         changed = replace(config, worker=replace(config.worker, actor=actor))
-        memory = estimate_memory(
-            changed, with_vllm=True, shape_of_model=lambda model, lora: published_shape(size, lora)
-        )
+        memory = estimate_memory(changed, with_vllm=True, shape_of_model=lambda model: published_shape(size))
         usual = config.worker.rollout.gpu_memory_utilization
         for share in (usual, *(twentieth / 20 for twentieth in range(19, 0, -1))):
             rollout = replace(config.worker.rollout, gpu_memory_utilization=share)
