@@ -26,7 +26,7 @@ MOVED: Mapping[str, str] = {
     "data.remembering": "data.fingerprint",
     "data.rules": "data.row_settings",
     "doctor": "commands",
-    "doctor.launched": "runtime.torchrun",
+    "doctor.launched": "runtime.preflight",
     "doctor.machine": "commands.machine",
     "doctor.preflight": "runtime.preflight",
     "doctor.printing": "commands.doctor",

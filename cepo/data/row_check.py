@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ WORTHWHILE_SECONDS = 2.0
 """The time that the rows together take from which several processes check them."""
 MOST_PROCESSES = 16
 LONGEST_SILENCE_SECONDS = 60.0
-"""The time without a finished row after which helping processes are told to go on, and after twice as long are ended."""
+"""The time without a finished row after which helping processes are ended."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _LONGEST_REASON = 1000
 _FILES_TOGETHER = 500
@@ -247,7 +247,7 @@ def _check_row(number: int, rank: int | None) -> Tree:
 
 
 def _become_helper() -> None:
-    """Makes a forked process one that says nothing, leaves Ctrl-C to its parent, and ends with it, or if memory runs out."""
+    """Makes a forked process one that says nothing, leaves Ctrl-C to its parent, and ends with it."""
     if _active is None:
         return
     threading.Thread(target=_end_with, args=(os.getppid(),), name="cepo-parent", daemon=True).start()
@@ -255,8 +255,6 @@ def _become_helper() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _end_with(parent: int) -> None:
@@ -290,22 +288,16 @@ def _watched(progress: Progress) -> Generator[None]:
     def watch() -> None:
         shown = 0
         silence = 0.0
-        is_told = False
         while not is_over.wait(_SECONDS_BETWEEN_LOOKS):  # counted, not timed: all processes may be paused
             total = sum(done)
             progress.update(total - shown)
             silence += _SECONDS_BETWEEN_LOOKS
             if total != shown:
                 silence = 0.0
-                is_told = False
             shown = total
             if silence > LONGEST_SILENCE_SECONDS:
                 silence = 0.0
-                if is_told:
-                    _end_helpers()
-                else:
-                    _continue_helpers()
-                is_told = True
+                _end_helpers()
 
     thread = threading.Thread(target=watch, name="cepo-checking", daemon=True)
     thread.start()
@@ -316,24 +308,11 @@ def _watched(progress: Progress) -> Generator[None]:
         thread.join()
 
 
-def _continue_helpers() -> None:
-    """Continues processes that were stopped."""
-    helpers = _multiprocess().active_children()
-    if helpers:
-        logger.warning(
-            "no row was checked for %.0f s: the helping processes are told to go on, if they were stopped",
-            LONGEST_SILENCE_SECONDS,
-        )
-    for helper in helpers:
-        with suppress(ProcessLookupError):
-            os.kill(helper.pid, signal.SIGCONT)
-
-
 def _end_helpers() -> None:
     """Ends the processes that are at a row. Another one waits for rows with a lock, and its death would stop the library."""
     helpers = [helper for helper in _multiprocess().active_children() if helper.pid in list(_at_work)]
     if helpers:
-        logger.warning("no row was checked for %.0f s more: the helping processes are ended", LONGEST_SILENCE_SECONDS)
+        logger.warning("no row was checked for %.0f s: the helping processes are ended", LONGEST_SILENCE_SECONDS)
     for helper in helpers:
         helper.kill()
 
