@@ -152,11 +152,10 @@ def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Findi
     """Returns the findings on a checked configuration, by their heading: what `cepo train` would refuse is one failure."""
     model = config.worker.actor.model
     trainer = config.trainer
-    trusted = model.trust_remote_code
     heading = "this config's devices"
     try:
         devices = check_devices(trainer)
-        family = family_of(read_config(model.model_path, trust_remote_code=trusted), trust_remote_code=trusted)
+        family = family_of(read_config(model.model_path, trust_remote_code=model.trust_remote_code))
         visuals = (int(family.reads_images), 0)
         settings = settings_of_run(config.data, config.worker, num_devices=trainer.num_devices, most_visuals=visuals)
         generator = choose_generator(settings, family, "cuda" if gpus else "cpu")

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pyarrow.compute  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]  # which makes it an attribute of pyarrow
 
-from cepo.data.rows import RowReader
+from cepo.data.rows import RowMeasure, RowReader
 from cepo.data.tables import Rows, datasets_library, pyarrow
 from cepo.errors import CepoError, DataError
 from cepo.files.own_cache import cached, has_entry
@@ -50,9 +51,10 @@ _LONGEST_REASON = 1000
 _FILES_TOGETHER = 500
 _LOOKING_THREADS = 8
 _UNKNOWN = "unknown"
+_BAD = -1
 COLUMNS = pyarrow.schema(
     [
-        ("length", pyarrow.int32()),  # -1 for a bad row
+        ("length", pyarrow.int32()),  # `_BAD` for a bad row
         ("num_images", pyarrow.int32()),
         ("num_videos", pyarrow.int32()),
         ("visual_tokens", pyarrow.int32()),
@@ -73,7 +75,7 @@ class RowCheck:
 
     def row(self, number: int) -> Tree:
         """Checks one row; returns its entries of `COLUMNS`. Raises `ConfigError` if a setting is at fault, not the row."""
-        checked: Tree = {"length": -1, "num_images": 0, "num_videos": 0, "visual_tokens": 0, "reason": None}
+        checked: Tree = {"length": _BAD, "num_images": 0, "num_videos": 0, "visual_tokens": 0, "reason": None}
         with noting_opened_files() as files:
             try:
                 measure = self.reader.measure(self.rows[number])
@@ -84,6 +86,46 @@ class RowCheck:
                 checked["reason"] = "the row is nested too deeply"
         checked["files"] = [encodable(_entry(file)) for file in files]
         return checked
+
+
+class RowStats:
+    """The measures of a source's rows: arrays with an entry for each row, of which those of bad rows are 0.
+
+    Attributes:
+        lengths: (rows,) int32, the tokens of each prompt; -1 for a bad row.
+        num_images, num_videos, visual_tokens: (rows,) int32.
+        reasons: why a row is bad, by number.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.lengths = numpy.full(num_rows, _BAD, dtype=numpy.int32)
+        self.num_images = numpy.zeros(num_rows, dtype=numpy.int32)
+        self.num_videos = numpy.zeros(num_rows, dtype=numpy.int32)
+        self.visual_tokens = numpy.zeros(num_rows, dtype=numpy.int32)
+        self.reasons: dict[int, str] = {}
+
+    def __getitem__(self, number: int) -> RowMeasure:
+        """Returns the measure of a row that is not bad."""
+        return RowMeasure(
+            length=int(self.lengths[number]),
+            num_images=int(self.num_images[number]),
+            num_videos=int(self.num_videos[number]),
+            visual_tokens=int(self.visual_tokens[number]),
+        )
+
+    def put(self, numbers: Sequence[int], checked: Any) -> None:
+        """Notes what was found of rows, in place of what was found before; `checked` is a table of `COLUMNS`."""
+        rows = numpy.asarray(numbers, dtype=numpy.int64)
+        self.lengths[rows] = checked.column("length").to_numpy()
+        self.num_images[rows] = checked.column("num_images").to_numpy()
+        self.num_videos[rows] = checked.column("num_videos").to_numpy()
+        self.visual_tokens[rows] = checked.column("visual_tokens").to_numpy()
+        reasons: list[str | None] = checked.column("reason").to_pylist()
+        for number, reason in zip(numbers, reasons, strict=True):
+            if reason is None:
+                self.reasons.pop(number, None)
+            else:
+                self.reasons[number] = reason
 
 
 _active: RowCheck | None = None

@@ -196,9 +196,7 @@ def _model_memory(
     away = optimizer if settings.offload.offload_optimizer else 0
     if settings.offload.offload_params:
         away += stored_per_device
-    saved_bytes = trained_bytes
-    if not config.trainer.save_model_only:
-        saved_bytes += state_bytes + 4 * copies
+    saved_state_bytes = 0 if config.trainer.save_model_only else state_bytes + 4 * copies
     return Memory(
         weights=stored_per_device + 4 * copies * trained_per_device,
         optimizer=optimizer,
@@ -206,7 +204,7 @@ def _model_memory(
         engine=0,
         gradients=gradients,
         largest_pass=gradients + max(gathered_bytes + activations, gradients),
-        checkpoint=trained * saved_bytes,
+        checkpoint=trained * (trained_bytes + saved_state_bytes),
         parameters=shape.parameters,
     )
 
@@ -335,7 +333,7 @@ def shape_of(config: Any, *, trust_remote_code: bool = False) -> ModelShape:
     """Returns the shape of the model that a transformers configuration describes, built on the meta device."""
     import transformers
 
-    family = family_of(config, trust_remote_code=trust_remote_code)
+    family = family_of(config)
     class_name = "AutoModelForImageTextToText" if family.reads_images else "AutoModelForCausalLM"
     try:
         with torch.device("meta"):

@@ -204,8 +204,8 @@ def test_a_slice_and_the_order_of_files_make_a_new_check(check: Check, folder: P
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     for name, first, second in (("x", rows[:2], rows[2:]), ("y", rows[2:], rows[:2])):
         (folder / name).mkdir()
-        write(folder / name / "train-0.jsonl", first)
-        write(folder / name / "train-1.jsonl", second)
+        write(folder / name / "train-0-of-2.jsonl", first)
+        write(folder / name / "train-1-of-2.jsonl", second)
     check(str(folder / "x"))
     check(str(folder / "y"))
     assert measured[7:] == [*ALL, *ALL[2:], *ALL[:2]]

@@ -78,7 +78,7 @@ def test_lora_needs_4_3_gb_of_weights_and_7_1_gb_in_a_pass() -> None:
     assert found.largest_pass == 4 * ADAPTER + gathered + scoring + (4 + 2) * 2**28 == 7_041_838_080
 
 
-def test_full_fine_tuning_needs_12_bytes_per_weight_and_4_of_gradients() -> None:
+def test_all_weights_need_12_bytes_each_and_4_of_gradients() -> None:
     """Two devices need half. In its pass a gathered weight has its gradient twice in float32 and twice in bf16."""
     one, two = memory(*FULL), memory(*FULL, "trainer.n_gpus_per_node=2")
     assert one.weights + one.optimizer == 12 * PARAMETERS == 2 * (two.weights + two.optimizer)
