@@ -22,7 +22,6 @@ from cepo.files.temp_folders import remove_left_behind
 from cepo.hardware import reserve_memory_in_growing_segments
 from cepo.runtime import preflight
 from cepo.runtime.network import prepare_own_cluster
-from cepo.runtime.torchrun import require_one_process
 from cepo.terminal import interrupts
 from cepo.terminal.lines import duration
 from cepo.terminal.progress import live_view, log_to_stderr, phase
@@ -59,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = None
     with interrupts.handled():
         try:
-            require_one_process()
+            preflight.require_one_process()
             config = load_config(arguments)
             logger.info("%s", closing_words(train(config)))
         except CepoError as error:
@@ -146,7 +145,7 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
             f"cepo.train takes a configuration, got {config!r}; write cepo.train(cepo.load_config({config!r}))"
         )
     watchers = CallbackList(callbacks)
-    require_one_process()
+    preflight.require_one_process()
     with live_view():
         preflight.check_run(config)
         _train_in_its_folder(config, watchers)

@@ -12,15 +12,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cepo.algorithms import available_estimators
-from cepo.algorithms.registry import presets_of
+from pydantic import TypeAdapter
+
+from cepo.algorithms import available_estimators, estimator_class
+from cepo.algorithms.registry import own_fields, presets_of
 from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, TABLE, engine_key_of
-from cepo.config.listing import REQUIRED, Setting, all_settings, file_schema, method_settings, settings_of, written
+from cepo.config.listing import REQUIRED, Setting, all_settings, method_settings, settings_of, written
 from cepo.config.other_programs import NAMES
-from cepo.config.worker_schema import LoraConfig
-from cepo.files.trees import leaves
+from cepo.config.schema import RunSettings
+from cepo.files.trees import Tree, leaves
 from cepo.models.families import FAMILIES
 from cepo.sections.reader import default_tree
 from cepo.workers.memory import ModelShape, estimate_memory, fit, shape_of
@@ -43,7 +45,7 @@ A YAML file and dotted overrides describe a run, as in EasyR1:
 `cepo config config=FILE ...` resolves, checks and prints the whole configuration without starting a
 run. Unknown keys are errors.
 
-`configs/schema.json` is the JSON schema of a configuration file; `cepo config --schema` prints it.
+`configs/schema.json` is the JSON schema of a configuration file.
 An editor with a YAML language server completes and checks the keys of a file that begins with
 `# yaml-language-server: $schema=configs/schema.json`. The path is relative to the file's folder.
 
@@ -145,6 +147,7 @@ def easyr1_tables() -> dict[str, list[str]]:
     }
 
 
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 CARDS = (24, 48, 80, 96, 141, 180)
 """Memory of the cards in the table, in GB of 10^9 bytes; the driver takes half a GB."""
 RESPONSES = (2048, 4096, 8192)
@@ -157,9 +160,8 @@ _TRAINED = {
 
 
 @cache
-def published_shape(size: str, lora: LoraConfig) -> ModelShape:
-    """Returns the shape of the published model of this size with this adapter."""
-    return shape_of(published_config(size), lora=lora)
+def published_shape(size: str) -> ModelShape:
+    return shape_of(published_config(size))
 
 
 def family_lines() -> list[str]:
@@ -206,9 +208,7 @@ def memory_cell(config: RunConfig, size: str, total: int) -> str:
             micro_batch_size_per_device_for_experience=4 * rows,
         )
         changed = replace(config, worker=replace(config.worker, actor=actor))
-        memory = estimate_memory(
-            changed, with_vllm=True, shape_of_model=lambda model, lora: published_shape(size, lora)
-        )
+        memory = estimate_memory(changed, with_vllm=True, shape_of_model=lambda model: published_shape(size))
         usual = config.worker.rollout.gpu_memory_utilization
         for share in (usual, *(twentieth / 20 for twentieth in range(19, 0, -1))):
             rollout = replace(config.worker.rollout, gpu_memory_utilization=share)
@@ -287,6 +287,48 @@ def other_programs_page() -> str:
     for line in "\n\n".join(parts).splitlines():
         lines += [line] if line.startswith(("|", "#")) or not line else textwrap.wrap(line, 100)
     return "\n".join(lines) + "\n"
+
+
+def file_schema() -> Tree:
+    """Returns the JSON schema for editors, with the own settings of all registered methods.
+
+    No key is required, because a file may extend another one; a reference `${...}` is accepted for any value, and unknown
+    sections of `algorithm` for the methods of plug-ins.
+    """
+    schema = TypeAdapter(RunSettings).json_schema()
+    definitions = schema["$defs"]
+    for name in available_estimators():
+        nodes = TypeAdapter(estimator_class(name).Config).json_schema().get("properties", {})
+        properties = {field: nodes[field] for field in own_fields(name)}
+        if properties:
+            definitions[f"algorithm.{name}"] = {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": properties,
+            }
+            definitions["AlgorithmConfig"]["properties"][name] = {"$ref": f"#/$defs/algorithm.{name}"}
+    for section in (schema, *definitions.values()):
+        section.pop("required", None)
+        section["properties"] = {name: _or_reference(node) for name, node in section.get("properties", {}).items()}
+    definitions["AlgorithmConfig"]["additionalProperties"] = {"type": "object"}
+    definitions["Reference"] = {
+        "type": "string",
+        "pattern": "^\\$\\{.+\\}$",
+        "description": "The value of another setting.",
+    }
+    base = {"base": {"type": "string", "description": "YAML file that this one builds on, relative to its folder."}}
+    properties = {**base, **schema["properties"]}
+    return {**schema, "$schema": _DIALECT, "title": "A run of cepo", "properties": properties}
+
+
+def _or_reference(node: Tree) -> Tree:
+    """Allows a reference in place of a setting's value, and removes the title that pydantic derives from its name."""
+    annotations = {key: node[key] for key in ("default", "description") if key in node}
+    value_schema = {key: entry for key, entry in node.items() if key not in ("default", "description", "title")}
+    if "$ref" in value_schema or value_schema == {"type": "string"}:
+        return {**annotations, **value_schema}
+    alternatives = value_schema.get("anyOf", [value_schema])
+    return {**annotations, "anyOf": [*alternatives, {"$ref": "#/$defs/Reference"}]}
 
 
 def main() -> int:

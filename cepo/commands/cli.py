@@ -206,23 +206,16 @@ def quickstart(settings: Sequence[str]) -> int:
 
 
 @cli.command(short_help="Resolve, check and print a configuration.")
-@click.option("--schema", is_flag=True, help="Print the JSON schema with which an editor completes and checks a file.")
 @takes_settings
-def config(settings: Sequence[str], schema: bool) -> None:
+def config(settings: Sequence[str]) -> None:
     """Resolve, check and print a configuration, with the plan that follows from it.
 
     \b
     cepo config config=geo3k/cepo > resolved.yaml
     """
-    import json
-
     from cepo.config import check_config, load_config
-    from cepo.config.listing import file_schema
     from cepo.config.record import dump_config
 
-    if schema:
-        sys.stdout.write(json.dumps(file_schema(), indent=1) + "\n")
-        return
     resolved = load_config(settings)
     plan = check_config(resolved)
     sys.stdout.write(dump_config(resolved) + "".join(f"# {line}\n" for line in plan))

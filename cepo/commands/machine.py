@@ -22,7 +22,7 @@ from cepo.models.pretrained import read_config
 from cepo.rollout.factory import choose_generator, settings_of_run
 from cepo.run_folder.environment import installed_version
 from cepo.runtime.preflight import check_devices
-from cepo.workers.memory import LESS_ACTIVATIONS, WHAT_HELPS, Memory, engine_sleeps, estimate_memory, fit, gib
+from cepo.workers.memory import LESS_ACTIVATIONS, MEASURED, WHAT_HELPS, Memory, engine_sleeps, estimate_memory, fit, gib
 
 _CONTAINER = Path("/sys/fs/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -152,11 +152,10 @@ def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Findi
     """Returns the findings on a checked configuration, by their heading: what `cepo train` would refuse is one failure."""
     model = config.worker.actor.model
     trainer = config.trainer
-    trusted = model.trust_remote_code
     heading = "this config's devices"
     try:
         devices = check_devices(trainer)
-        family = family_of(read_config(model.model_path, trust_remote_code=trusted), trust_remote_code=trusted)
+        family = family_of(read_config(model.model_path, trust_remote_code=model.trust_remote_code))
         visuals = (int(family.reads_images), 0)
         settings = settings_of_run(config.data, config.worker, num_devices=trainer.num_devices, most_visuals=visuals)
         generator = choose_generator(settings, family, "cuda" if gpus else "cpu")
@@ -179,7 +178,7 @@ def memory_findings(memory: Memory, config: RunConfig, gpus: Sequence[Gpu]) -> l
     """Reports the estimate, and whether it fits on each GPU or, without one, in each worker's part of the memory."""
     parts = (
         f"{memory.parameters:,} parameters; weights {gib(memory.weights)}, optimizer {gib(memory.optimizer)}, generator "
-        f"{gib(memory.engine)} with one request, largest pass at most {gib(memory.largest_pass)}"
+        f"{gib(memory.engine)}, largest pass at most {gib(memory.largest_pass)} ({MEASURED})"
     )
     findings = [Finding("needed", "info", parts)]
     places = {f"fits GPU {index}": (gpu.free, gpu.total) for index, gpu in enumerate(gpus)}

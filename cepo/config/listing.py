@@ -1,4 +1,4 @@
-"""Lists all settings with accepted values and meanings, for `cepo help`, generated pages and the JSON schema."""
+"""Lists all settings with accepted values and meanings, for `cepo help` and generated pages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from cepo.algorithms import available_estimators, estimator_class
 from cepo.algorithms.registry import own_fields
 from cepo.config.schema import RunSettings
 from cepo.errors import ConfigError, did_you_mean
-from cepo.files.trees import Tree
 from cepo.sections.messages import accepted_range, accepted_type, leaves_of
 from cepo.sections.reader import default_tree
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REQUIRED = object()
 """Stands for the default of a setting that has none."""
 
@@ -103,45 +101,3 @@ def written(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)
-
-
-def file_schema() -> Tree:
-    """Returns the JSON schema for editors, with the own settings of all registered methods.
-
-    No key is required, because a file may extend another one; a reference `${...}` is accepted for any value, and unknown
-    sections of `algorithm` for the methods of plug-ins.
-    """
-    schema = TypeAdapter(RunSettings).json_schema()
-    definitions = schema["$defs"]
-    for name in available_estimators():
-        nodes = TypeAdapter(estimator_class(name).Config).json_schema().get("properties", {})
-        properties = {field: nodes[field] for field in own_fields(name)}
-        if properties:
-            definitions[f"algorithm.{name}"] = {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": properties,
-            }
-            definitions["AlgorithmConfig"]["properties"][name] = {"$ref": f"#/$defs/algorithm.{name}"}
-    for section in (schema, *definitions.values()):
-        section.pop("required", None)
-        section["properties"] = {name: _or_reference(node) for name, node in section.get("properties", {}).items()}
-    definitions["AlgorithmConfig"]["additionalProperties"] = {"type": "object"}
-    definitions["Reference"] = {
-        "type": "string",
-        "pattern": "^\\$\\{.+\\}$",
-        "description": "The value of another setting.",
-    }
-    base = {"base": {"type": "string", "description": "YAML file that this one builds on, relative to its folder."}}
-    properties = {**base, **schema["properties"]}
-    return {**schema, "$schema": _DIALECT, "title": "A run of cepo", "properties": properties}
-
-
-def _or_reference(node: Tree) -> Tree:
-    """Allows a reference in place of a setting's value, and removes the title that pydantic derives from its name."""
-    annotations = {key: node[key] for key in ("default", "description") if key in node}
-    value_schema = {key: entry for key, entry in node.items() if key not in ("default", "description", "title")}
-    if "$ref" in value_schema or value_schema == {"type": "string"}:
-        return {**annotations, **value_schema}
-    alternatives = value_schema.get("anyOf", [value_schema])
-    return {**annotations, "anyOf": [*alternatives, {"$ref": "#/$defs/Reference"}]}

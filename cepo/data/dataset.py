@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from cepo.data.fingerprint import identity_of
 from cepo.data.prompts import Problem
-from cepo.data.row_check import RowCheck, checked_rows
+from cepo.data.row_check import RowCheck, RowStats, checked_rows
 from cepo.data.row_parser import has_column, solution_of
 from cepo.data.row_settings import ProblemRules
-from cepo.data.row_stats import RowStats
 from cepo.data.rows import RowReader
 from cepo.data.tables import read_source, rows_of
 from cepo.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote_to_bytes
 
 from cepo.errors import DataError, ForeignFileError
-from cepo.files.own_cache import keep, read_kept
+from cepo.files.own_cache import cached
 from cepo.files.safe_files import LARGEST_DOWNLOAD, LARGEST_IMAGE, download, read_bytes, require_host
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ def _downloaded(address: str, hosts: Collection[str]) -> bytes:
     """Returns the content of an address, which is downloaded once into the user's cache, for all processes and runs."""
     require_host(address, hosts)
     key = hashlib.sha256(address.encode()).hexdigest()
-    content = read_kept("downloads", key, largest=2 * LARGEST_DOWNLOAD)
-    if content is None:
-        content = download(address, hosts, largest=LARGEST_DOWNLOAD)
-        keep("downloads", key, content)
-    return content
+    with cached("downloads", key) as entry:
+        file = entry / "content"
+        if not file.exists():
+            file.write_bytes(download(address, hosts, largest=LARGEST_DOWNLOAD))
+        return file.read_bytes()

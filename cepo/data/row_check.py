@@ -16,14 +16,15 @@ import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pyarrow.compute  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]  # which makes it an attribute of pyarrow
 
-from cepo.data.rows import RowReader
+from cepo.data.rows import RowMeasure, RowReader
 from cepo.data.tables import Rows, datasets_library, pyarrow
 from cepo.errors import CepoError, DataError
 from cepo.files.own_cache import cached, has_entry
@@ -44,15 +45,16 @@ WORTHWHILE_SECONDS = 2.0
 """The time that the rows together take from which several processes check them."""
 MOST_PROCESSES = 16
 LONGEST_SILENCE_SECONDS = 60.0
-"""The time without a finished row after which helping processes are told to go on, and after twice as long are ended."""
+"""The time without a finished row after which helping processes are ended."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _LONGEST_REASON = 1000
 _FILES_TOGETHER = 500
 _LOOKING_THREADS = 8
 _UNKNOWN = "unknown"
+_BAD = -1
 COLUMNS = pyarrow.schema(
     [
-        ("length", pyarrow.int32()),  # -1 for a bad row
+        ("length", pyarrow.int32()),  # `_BAD` for a bad row
         ("num_images", pyarrow.int32()),
         ("num_videos", pyarrow.int32()),
         ("visual_tokens", pyarrow.int32()),
@@ -73,7 +75,7 @@ class RowCheck:
 
     def row(self, number: int) -> Tree:
         """Checks one row; returns its entries of `COLUMNS`. Raises `ConfigError` if a setting is at fault, not the row."""
-        checked: Tree = {"length": -1, "num_images": 0, "num_videos": 0, "visual_tokens": 0, "reason": None}
+        checked: Tree = {"length": _BAD, "num_images": 0, "num_videos": 0, "visual_tokens": 0, "reason": None}
         with noting_opened_files() as files:
             try:
                 measure = self.reader.measure(self.rows[number])
@@ -84,6 +86,46 @@ class RowCheck:
                 checked["reason"] = "the row is nested too deeply"
         checked["files"] = [encodable(_entry(file)) for file in files]
         return checked
+
+
+class RowStats:
+    """The measures of a source's rows: arrays with an entry for each row, of which those of bad rows are 0.
+
+    Attributes:
+        lengths: (rows,) int32, the tokens of each prompt; -1 for a bad row.
+        num_images, num_videos, visual_tokens: (rows,) int32.
+        reasons: why a row is bad, by number.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.lengths = numpy.full(num_rows, _BAD, dtype=numpy.int32)
+        self.num_images = numpy.zeros(num_rows, dtype=numpy.int32)
+        self.num_videos = numpy.zeros(num_rows, dtype=numpy.int32)
+        self.visual_tokens = numpy.zeros(num_rows, dtype=numpy.int32)
+        self.reasons: dict[int, str] = {}
+
+    def __getitem__(self, number: int) -> RowMeasure:
+        """Returns the measure of a row that is not bad."""
+        return RowMeasure(
+            length=int(self.lengths[number]),
+            num_images=int(self.num_images[number]),
+            num_videos=int(self.num_videos[number]),
+            visual_tokens=int(self.visual_tokens[number]),
+        )
+
+    def put(self, numbers: Sequence[int], checked: Any) -> None:
+        """Notes what was found of rows, in place of what was found before; `checked` is a table of `COLUMNS`."""
+        rows = numpy.asarray(numbers, dtype=numpy.int64)
+        self.lengths[rows] = checked.column("length").to_numpy()
+        self.num_images[rows] = checked.column("num_images").to_numpy()
+        self.num_videos[rows] = checked.column("num_videos").to_numpy()
+        self.visual_tokens[rows] = checked.column("visual_tokens").to_numpy()
+        reasons: list[str | None] = checked.column("reason").to_pylist()
+        for number, reason in zip(numbers, reasons, strict=True):
+            if reason is None:
+                self.reasons.pop(number, None)
+            else:
+                self.reasons[number] = reason
 
 
 _active: RowCheck | None = None
@@ -264,7 +306,7 @@ def _check_row(number: int, rank: int | None) -> Tree:
 
 
 def _become_helper() -> None:
-    """Makes a forked process one that says nothing, leaves Ctrl-C to its parent, and ends with it, or if memory runs out."""
+    """Makes a forked process one that says nothing, leaves Ctrl-C to its parent, and ends with it."""
     if _active is None:
         return
     threading.Thread(target=_end_with, args=(os.getppid(),), name="cepo-parent", daemon=True).start()
@@ -272,8 +314,6 @@ def _become_helper() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _end_with(parent: int) -> None:
@@ -307,22 +347,16 @@ def _watched(progress: Progress) -> Generator[None]:
     def watch() -> None:
         shown = 0
         silence = 0.0
-        is_told = False
         while not is_over.wait(_SECONDS_BETWEEN_LOOKS):  # counted, not timed: all processes may be paused
             total = sum(done)
             progress.update(total - shown)
             silence += _SECONDS_BETWEEN_LOOKS
             if total != shown:
                 silence = 0.0
-                is_told = False
             shown = total
             if silence > LONGEST_SILENCE_SECONDS:
                 silence = 0.0
-                if is_told:
-                    _end_helpers()
-                else:
-                    _continue_helpers()
-                is_told = True
+                _end_helpers()
 
     thread = threading.Thread(target=watch, name="cepo-checking", daemon=True)
     thread.start()
@@ -333,24 +367,11 @@ def _watched(progress: Progress) -> Generator[None]:
         thread.join()
 
 
-def _continue_helpers() -> None:
-    """Continues processes that were stopped."""
-    helpers = _multiprocess().active_children()
-    if helpers:
-        logger.warning(
-            "no row was checked for %.0f s: the helping processes are told to go on, if they were stopped",
-            LONGEST_SILENCE_SECONDS,
-        )
-    for helper in helpers:
-        with suppress(ProcessLookupError):
-            os.kill(helper.pid, signal.SIGCONT)
-
-
 def _end_helpers() -> None:
     """Ends the processes that are at a row. Another one waits for rows with a lock, and its death would stop the library."""
     helpers = [helper for helper in _multiprocess().active_children() if helper.pid in list(_at_work)]
     if helpers:
-        logger.warning("no row was checked for %.0f s more: the helping processes are ended", LONGEST_SILENCE_SECONDS)
+        logger.warning("no row was checked for %.0f s: the helping processes are ended", LONGEST_SILENCE_SECONDS)
     for helper in helpers:
         helper.kill()
 

@@ -27,7 +27,7 @@ from cepo.data.row_parser import root_column
 from cepo.data.sources import PARQUET, TEXT_FORMATS, LocalSource, format_of, local_source
 from cepo.data.text_rows import text_rows
 from cepo.errors import CepoError, ConfigError, DataError, ForeignFileError, unusable_place
-from cepo.files.own_cache import cache_folder, cached, digest_of
+from cepo.files.own_cache import cached, digest_of
 from cepo.files.safe_files import open_regular
 from cepo.files.trees import Tree, is_dict, is_list
 from cepo.terminal.progress import phase
@@ -417,18 +417,9 @@ def _hub_rows(source: str) -> Rows:
     if Path(name).suffix or name.count("/") != 1:
         raise ConfigError(f"data files '{source}' do not exist; give a file, a folder, or a hub name org/name@split")
     try:
-        dataset = datasets_library().load_dataset(name, split=split or "train", cache_dir=_hub_cache())
+        dataset = datasets_library().load_dataset(name, split=split or "train")
     except Exception as error:  # the hub client raises a dozen unrelated types; all mean the same to the user
         raise ConfigError(f"data files '{source}': neither a local path nor reachable on the hub ({error})") from error
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return Rows([_TypedPart(dataset)], identity=f"{source} {dataset._fingerprint} {facts}")
-
-
-def _hub_cache() -> str | None:
-    """Returns where `datasets` keeps what it prepares; None for its own place, which the user named, or nobody else writes."""
-    is_chosen = any(name in os.environ for name in ("HF_HOME", "HF_DATASETS_CACHE"))
-    place = Path(datasets_library().config.HF_DATASETS_CACHE)
-    if is_chosen or not place.exists() or place.stat().st_uid == os.getuid():
-        return None
-    return str(cache_folder("hub"))

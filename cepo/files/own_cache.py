@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import fcntl
 import hashlib
-import io
 import json
 import logging
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from cepo.errors import ForeignFileError
-from cepo.files.safe_files import irregular_file, private_folder, read_bytes
+from cepo.files.safe_files import irregular_file, private_folder
 from cepo.files.trees import Tree, is_dict
 
 logger = logging.getLogger(__name__)
@@ -234,25 +233,3 @@ def _remove_unused(parent: Path) -> None:
     for entry in parent.iterdir():
         if entry.is_dir() and entry.stat().st_mtime < oldest:
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def read_kept(kind: str, key: str, *, largest: int) -> bytes | None:
-    """Returns what `keep` wrote; None if there is nothing, or another content than was written."""
-    folder = cache_folder(kind)
-    try:
-        digest, _, content = read_bytes(folder / key, within=folder, largest=largest).partition(b"\n")
-    except ForeignFileError:  # it does not exist, or is a link or a pipe
-        return None
-    return content if digest == _digest_of_bytes(content) else None
-
-
-def keep(kind: str, key: str, content: bytes) -> None:
-    """Keeps a content in a file of its own, behind its digest, whole or not at all."""
-    folder = cache_folder(kind)
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-        file.write(_digest_of_bytes(content) + b"\n" + content)
-    os.replace(file.name, folder / key)
-
-
-def _digest_of_bytes(content: bytes) -> bytes:
-    return digest_of(io.BytesIO(content)).encode()

@@ -1,4 +1,4 @@
-"""Implements GSPO, which clips one ratio per response."""
+"""Implements GSPO, which clips one ratio per response, and GSPO-token, in which each token has a gradient of its own."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ class Gspo(Ppo):
     def ratio(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
         ratio_of_response = bounded_ratio(sequence_log_ratio(tokens))  # (R, 1)
         return ratio_of_response.expand_as(tokens.log_probs)
+
+
+@register_loss("gspo_token")
+class GspoToken(Gspo):
+    """Computes GSPO's loss, but the gradient of each token's ratio flows through the token's own log-prob.
+
+    `log rho_t = sg(mean of log rho) + log P(y_t) - sg(log P(y_t))`, where sg has no gradient. Source: Zheng et al. 2025.
+    """
+
+    def token_losses(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
+        log_probs = tokens.log_probs
+        log_ratio = sequence_log_ratio(tokens).detach() + log_probs - log_probs.detach()
+        return self.clipped_surrogate(bounded_ratio(log_ratio), tokens.advantages)
 
 
 def sequence_log_ratio(tokens: PolicyTokens) -> Float[Tensor, "R 1"]:

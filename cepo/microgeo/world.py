@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -85,32 +84,26 @@ def build_world(
     if folder is None:
         with cached("worlds", f"microgeo-{fingerprint[:12]}") as entry:
             if _built_fingerprint(entry) != fingerprint:
-                _write(World(entry), entry, kind, fingerprint, (seed, num_train, num_validation))
+                _write(World(entry), kind, fingerprint, (seed, num_train, num_validation))
         return World(entry)
     folder = folder.expanduser().absolute()
     world = World(folder)
     if _built_fingerprint(folder) == fingerprint:
         return world
-    building = World(folder.with_name(f".{folder.name}.building-{os.getpid()}"))
-    old = building.folder.with_name(f"{building.folder.name}-old")
-    shutil.rmtree(building.folder, ignore_errors=True)
-    building.folder.mkdir(parents=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     try:
-        _write(building, folder, kind, fingerprint, (seed, num_train, num_validation))
-        if _built_fingerprint(folder) != fingerprint:  # another process may have built it meanwhile
-            if folder.exists():
-                folder.rename(old)
-            building.folder.rename(folder)
-    finally:
-        for leftover in (building.folder, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        _write(world, kind, fingerprint, (seed, num_train, num_validation))
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
     return world
 
 
-def _write(world: World, place: Path, kind: WorldKind, fingerprint: str, arguments: tuple[int, int, int]) -> None:
-    """Writes the files of a world, which messages place in `place`; `arguments`: seed, numbers of problems."""
+def _write(world: World, kind: WorldKind, fingerprint: str, arguments: tuple[int, int, int]) -> None:
+    """Writes the files of a world; `arguments`: seed, numbers of problems."""
     seed, num_train, num_validation = arguments
-    with phase(f"building the built-in toy task in {place}"):
+    with phase(f"building the built-in toy task in {world.folder}"):
         problems_of_splits = split_problems(seed, num_train, num_validation, kind)
         for split, problems in zip(kind.splits, problems_of_splits, strict=True):
             write_problems(world.split_file(split), problems, kind)

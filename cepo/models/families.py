@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,7 +131,7 @@ class Gemma4Reader(ImageReader):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4(ProcessedFamily):
-    """Supports Gemma 4, whose logits are capped (`cepo.models.capped_head`), with dense layers or a mixture of experts.
+    """Supports Gemma 4, whose logits are capped (`cepo.models.head.CappedHead`), with dense layers or a mixture of experts.
 
     In the small models each image token sees the tokens before it, in the large ones all tokens of its image. Small
     models also have an audio tower, which counts as a part of the vision tower: nothing reads it.
@@ -346,8 +344,6 @@ class Glm46V(GridFamily):
         return "vLLM has no model of the architecture Glm46VForConditionalGeneration"
 
 
-logger = logging.getLogger(__name__)
-
 _TOWER = ("vision_tower", "multi_modal_projector")
 
 FAMILIES: tuple[Family, ...] = (
@@ -446,10 +442,8 @@ def processors_of(model_type: object) -> list[str]:
     return starts
 
 
-def family_of(
-    config: PreTrainedConfig, *, section: str = "worker.actor.model", trust_remote_code: bool = False
-) -> Family:
-    """Returns the family of a transformers configuration. An unlisted text model is tested once per process.
+def family_of(config: PreTrainedConfig, *, section: str = "worker.actor.model") -> Family:
+    """Returns the family of a transformers configuration.
 
     Raises `ConfigError`, which names `section`: the architecture is not supported.
     """
@@ -459,20 +453,7 @@ def family_of(
         return family.of(config)
     if family is not None or has_tower:
         raise _unsupported(config, section, "its images are not read here")
-    try:
-        gap = plain_head_gap(config, trust_remote_code=trust_remote_code)
-    except ConfigError as error:
-        raise _unsupported(config, section, str(error)) from error
-    if gap > LARGEST_GAP:
-        reason = f"its log-probs are not those of a plain head on its last layer (they differ by {gap:.1e} nats)"
-        raise _unsupported(config, section, reason)
-    logger.warning(
-        "no test covers model_type '%s'; a tiny model was tried, and its log-probs are correct to %.0e nats",
-        config.model_type,
-        gap,
-    )
-    _BY_TYPE[config.model_type] = Family(title="text model", model_types=())
-    return _BY_TYPE[config.model_type]
+    raise _unsupported(config, section, "no family here has that type")
 
 
 def _unsupported(config: PreTrainedConfig, section: str, reason: str) -> ConfigError:
@@ -483,44 +464,3 @@ def _unsupported(config: PreTrainedConfig, section: str, reason: str) -> ConfigE
         f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not supported: "
         f"{reason}. Supported are {supported} (docs/models.md)"
     )
-
-
-LARGEST_GAP = 1e-5
-"""The largest accepted gap in nats between the model's own float32 log-probs and those of a plain head."""
-
-
-def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> float:
-    """Returns the largest gap between the log-probs of a plain head and those of the model's own forward pass.
-
-    The model has two layers, a small vocabulary and random weights. A gap reveals scaled or capped logits, or a last
-    layer that is not the head. Raises `ConfigError`: such a model cannot be built or run.
-    """
-    from transformers import AutoModelForCausalLM
-
-    small = copy.deepcopy(config)
-    small.num_hidden_layers = min(2, small.num_hidden_layers)
-    small.vocab_size = 1024
-    # The configuration's own ids can be beyond the small vocabulary.
-    small.pad_token_id = None
-    small.bos_token_id = None
-    small.eos_token_id = None
-    if getattr(small, "layer_types", None):  # only some configurations list their layers
-        small.layer_types = small.layer_types[: small.num_hidden_layers]
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(0)
-            model: Any = AutoModelForCausalLM.from_config(
-                small, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
-            ).eval()
-            token_ids = torch.arange(8)[None]  # (1, 8)
-            inputs: dict[str, Any] = {"input_ids": token_ids, "position_ids": token_ids, "use_cache": False}
-            logits = model(**inputs).logits
-            log_probs = logits.log_softmax(-1)
-            hidden = model.model(**inputs).last_hidden_state
-            plain_log_probs = model.lm_head(hidden).log_softmax(-1)
-    except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError, ImportError) as error:
-        first_line = next(iter(str(error).splitlines()), "no message")  # transformers lists 200 classes below it
-        raise ConfigError(
-            f"a tiny model of this architecture cannot be run: {type(error).__name__}: {first_line}"
-        ) from error
-    return float((log_probs - plain_log_probs).abs().max())

@@ -84,7 +84,7 @@ def load_model(
     quantised, or `override_config` names an unknown entry; `EngineError`: weights are missing, damaged or pickles.
     """
     config = read_config(path, trust_remote_code=trust_remote_code, section=section)
-    family = family_of(config, section=section, trust_remote_code=trust_remote_code)
+    family = family_of(config, section=section)
     for key, value in override_config.items():
         if not hasattr(config, key):
             raise ConfigError(f"{section}.override_config.{key}: the model's configuration has no such entry")

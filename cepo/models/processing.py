@@ -48,7 +48,7 @@ class Processing(TextCodec):
         from transformers import AutoProcessor
 
         config: Any = read_config(path, trust_remote_code=trust_remote_code)
-        self.family = family_of(config, trust_remote_code=trust_remote_code)
+        self.family = family_of(config)
         with unreadable("worker.actor.model", path):
             # A Mistral folder may have a second tokenizer, which lacks what is read here.
             options = {"mistral_format": False} if (Path(path) / "tekken.json").exists() else {}

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,25 @@ logger = logging.getLogger("cepo.train")
 _PLAN_COLUMNS = 80
 _THREADS = "OMP_NUM_THREADS"
 _ENDS_IN_ANSWER = re.compile(r"\S\s*####\s*\S")
+
+
+_LAUNCHERS = {
+    "WORLD_SIZE": ("RANK", "torchrun, accelerate or deepspeed"),
+    "SLURM_STEP_NUM_TASKS": ("SLURM_PROCID", "srun"),
+}
+"""The variables with the number of processes that a launcher has started: with that of a process's own number, and its name."""
+
+
+def require_one_process(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises `ConfigError` if a launcher has started several processes, which would all train in the same run folder."""
+    for variable, (own_number, launcher) in _LAUNCHERS.items():
+        num_processes = environment.get(variable, "1")
+        if num_processes != "1" and own_number in environment:
+            raise ConfigError(
+                f"{launcher} has started this as process {environment[own_number]} of {num_processes} ({variable}), and each "
+                "of them would train a model of its own in the same run folder. cepo starts one worker per device itself: run "
+                "`cepo train config=FILE trainer.n_gpus_per_node=N` without the launcher (several machines: docs/multi-node.md)"
+            )
 
 
 def check_run(config: RunConfig) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pydantic
 import torch
 from torch import Tensor
 
 from cepo.config.worker_schema import FloatType
 from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
 from cepo.files.safe_files import irregular_file, read_json, size_of
-from cepo.files.trees import is_list
 from cepo.models import pretrained
 from cepo.models.families import family_of
 from cepo.models.interface import Family
@@ -297,11 +296,24 @@ def _publish(folder: Path, family: Family) -> None:
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_LARGEST_RANK = 65_536
-_SWITCHES = ("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out")
 _PREFIX = "base_model.model."
-_DOWN = ".lora_A.weight"
-_READ = ("r", "lora_alpha", "use_rslora", "use_dora", "modules_to_save", "bias", "lora_bias", "fan_in_fan_out")
+
+
+class _AdapterSettings(pydantic.BaseModel):
+    """What is read of an adapter's settings, with PEFT's names, types and defaults."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    r: pydantic.PositiveInt
+    lora_alpha: pydantic.FiniteFloat = 8
+    use_rslora: bool = False
+    use_dora: bool = False
+    lora_bias: bool = False
+    fan_in_fan_out: bool = False
+    bias: Literal["none"] = "none"
+    modules_to_save: list[str] | None = None
+
+
 _NEEDLESS = (
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout",
     "base_model_name_or_path", "peft_version", "revision", "task_type", "inference_mode", "auto_mapping",
@@ -332,18 +344,23 @@ def read_adapter(folder: Path) -> AdapterWeights:
 
 
 def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Returns the settings of an adapter for PEFT; raises ValueError for others, and for what contradicts the tensors."""
-    _check_settings(recorded)
-    rank = recorded["r"]
-    down_weights = {name: tensor for name, tensor in tensors.items() if name.endswith(_DOWN)}
-    if not down_weights:
-        raise ValueError(f"{ADAPTER_WEIGHTS} has no tensor lora_A")
-    of_other_rank: list[str] = []
-    for name, tensor in down_weights.items():
-        if tensor.ndim != 2 or tensor.shape[0] != rank:
-            of_other_rank.append(name.removesuffix(_DOWN))
-    if of_other_rank:
-        raise ValueError(f"{ADAPTER_CONFIG} names the rank {rank}, which is not that of {min(of_other_rank)}")
+    """Returns the settings of an adapter for PEFT; raises ValueError for others, and for tensors that are no adapter's."""
+    from peft import LoraConfig
+
+    defaults = LoraConfig().to_dict()
+    foreign: list[str] = []
+    for name in sorted(recorded.keys() - {*_AdapterSettings.model_fields, *_NEEDLESS}):
+        is_set = recorded[name] and recorded[name] != defaults.get(name)
+        if is_set:
+            foreign.append(name)
+    if foreign:
+        raise ValueError(f"{ADAPTER_CONFIG} has settings that cepo does not read: {', '.join(foreign)}")
+    read = {name: recorded[name] for name in _AdapterSettings.model_fields if name in recorded}
+    try:
+        _AdapterSettings.model_validate(read)
+    except pydantic.ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(f"{ADAPTER_CONFIG}: {fault['loc'][0]} is {fault['input']!a}: {fault['msg']}") from error
     lora_names = [name for name in tensors if ".lora_" in name]
     types = {str(tensors[name].dtype).removeprefix("torch.") for name in lora_names}
     if len(types) > 1 or not all(tensor.is_floating_point() for tensor in tensors.values()):
@@ -354,36 +371,7 @@ def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
     if infinite:
         raise ValueError(f"{min(infinite)} has values that are not finite")
     layers = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in lora_names}
-    settings = {name: recorded[name] for name in _READ if name in recorded}
-    settings["peft_type"] = "LORA"
-    settings["target_modules"] = sorted(layers)
-    return settings
-
-
-def _check_settings(recorded: dict[str, Any]) -> None:
-    """Refuses settings that are not read, and values of those that are read of another type than PEFT's."""
-    from peft import LoraConfig
-
-    defaults = LoraConfig().to_dict()
-    foreign: list[str] = []
-    for name in sorted(recorded.keys() - {*_READ, *_NEEDLESS}):
-        is_set = recorded[name] and recorded[name] != defaults.get(name)
-        if is_set:
-            foreign.append(name)
-    if foreign:
-        raise ValueError(f"{ADAPTER_CONFIG} has settings that cepo does not read: {', '.join(foreign)}")
-    rank = recorded.get("r")
-    if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK:
-        raise ValueError(f"{ADAPTER_CONFIG} names no rank r from 1 to {_LARGEST_RANK:,}")
-    alpha = recorded.get("lora_alpha", defaults["lora_alpha"])
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
-        raise ValueError(f"{ADAPTER_CONFIG} has a lora_alpha that is not a number")
-    for name in _SWITCHES:
-        if not isinstance(recorded.get(name, False), bool):
-            raise ValueError(f"{ADAPTER_CONFIG} has a {name} that is not true or false")
-    if recorded.get("bias", "none") != "none":
-        raise ValueError(f"{ADAPTER_CONFIG} has bias {recorded['bias']!a}; an adapter of cepo has none")
-    modules = recorded.get("modules_to_save")
-    are_names = is_list(modules) and all(isinstance(name, str) for name in modules)
-    if modules is not None and not are_names:
-        raise ValueError(f"{ADAPTER_CONFIG} has modules_to_save that are not a list of names")
+    ranks = {(*tensor.shape[:1],) for name, tensor in tensors.items() if name.endswith(".lora_A.weight")}
+    if ranks != {(read["r"],)}:
+        raise ValueError(f"{ADAPTER_CONFIG} names the rank {read['r']}, and {ADAPTER_WEIGHTS} has {sorted(ranks)}")
+    return {**read, "peft_type": "LORA", "target_modules": sorted(layers)}

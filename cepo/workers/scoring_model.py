@@ -15,9 +15,14 @@ from torch import Tensor, nn
 
 from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
-from cepo.models.capped_head import output_head, replaced_weight
 from cepo.models.families import family_of
-from cepo.models.head import divergence_chunk_tokens, head_chunk_tokens, target_log_probs
+from cepo.models.head import (
+    divergence_chunk_tokens,
+    head_chunk_tokens,
+    output_head,
+    replaced_weight,
+    target_log_probs,
+)
 from cepo.models.head_entropy import log_probs_and_entropies
 from cepo.models.interface import ImageFeatures, ImageInputs, sequence_positions
 from cepo.models.pretrained import frozen_vision_parts, share_segments

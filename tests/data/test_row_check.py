@@ -204,8 +204,8 @@ def test_a_slice_and_the_order_of_files_make_a_new_check(check: Check, folder: P
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     for name, first, second in (("x", rows[:2], rows[2:]), ("y", rows[2:], rows[:2])):
         (folder / name).mkdir()
-        write(folder / name / "train-0.jsonl", first)
-        write(folder / name / "train-1.jsonl", second)
+        write(folder / name / "train-0-of-2.jsonl", first)
+        write(folder / name / "train-1-of-2.jsonl", second)
     check(str(folder / "x"))
     check(str(folder / "y"))
     assert measured[7:] == [*ALL, *ALL[2:], *ALL[:2]]
@@ -427,7 +427,7 @@ def test_the_rows_of_a_lost_process_are_checked(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A stopped process costs the limit of two seconds and goes on; one that hangs is ended after twice the limit."""
+    """One that is stopped or hangs is ended after the limit of two seconds."""
     many_rows(folder)
     monkeypatch.setattr(row_check, "LONGEST_SILENCE_SECONDS", 2.0)
     this_process = os.getpid()
@@ -442,11 +442,9 @@ def test_the_rows_of_a_lost_process_are_checked(
     begin = time.monotonic()
     assert len(check()) == 200
     assert time.monotonic() - begin < 30
-    is_checked_here = failure != stop_itself
-    assert ("<image>row 150" in measured) == is_checked_here
-    assert ("This process checks its rows" in caplog.text) == is_checked_here
-    assert ("are told to go on" in caplog.text) == (failure != kill_itself)
-    assert ("the helping processes are ended" in caplog.text) == (failure == wait_for_ever)
+    assert "<image>row 150" in measured
+    assert "This process checks its rows" in caplog.text
+    assert ("the helping processes are ended" in caplog.text) == (failure != kill_itself)
 
 
 def test_row_70_000_is_named(tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from cepo.losses.divergence import chunked_divergence
-from cepo.models.capped_head import CappedHead, capped, output_head, replaced_weight
-from cepo.models.head import target_log_probs, use_float32_logits
+from cepo.models.head import CappedHead, capped, output_head, replaced_weight, target_log_probs, use_float32_logits
 from cepo.models.head_entropy import log_probs_and_entropies
 from cepo.types import DivergenceConfig
 

@@ -21,7 +21,7 @@ from cepo.models import pretrained
 from cepo.models.pretrained import quantised_weights
 from cepo.rollout.generator import FullWeights
 from cepo.workers.batching import RankPass, forest_of
-from cepo.workers.memory import bytes_in_4_bits
+from cepo.workers.memory import BYTES_IN_4_BITS
 
 pytestmark = pytest.mark.heavy
 
@@ -105,8 +105,12 @@ def test_packed_weights_take_the_bytes_that_are_estimated(tiny_model_folder: Pat
     packed: list[Any] = list(quantised_weights(base).values())
     held = [weight.data for weight in packed] + [weight.quant_state.absmax for weight in packed]
     held += [weight.quant_state.state2.absmax for weight in packed if double]
-    counted = bytes_in_4_bits(double_quantization=double) * sum(weight.quant_state.shape.numel() for weight in packed)
-    assert sum(tensor.nbytes for tensor in held) == pytest.approx(counted, rel=1e-3)
+    estimated = BYTES_IN_4_BITS * sum(weight.quant_state.shape.numel() for weight in packed)
+    stored = sum(tensor.nbytes for tensor in held)
+    if double:  # a scale takes one byte instead of four
+        assert 0.9 * estimated < stored < estimated
+    else:
+        assert stored == pytest.approx(estimated, rel=1e-3)
 
 
 @pytest.mark.parametrize("dora", ["false", "true"])
