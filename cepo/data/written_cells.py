@@ -19,7 +19,8 @@ _BEGINS_WITH_BRACKET = re.compile(r"""(?:```\w*)?[\s\ufeff"'\\]*(?:-\s|(?:\w+\s*
 _QUOTES = r"(?:[^\w:=,]|&\w+;|&#\d+;)*"
 _HAS_MESSAGE = re.compile(
     r"""(["'])(?:role|from)\1\s*:"""
-    rf"|(?<!\w)(?:role|from|speaker){_QUOTES}[:=,]{_QUOTES}(?:role\.)?(?:system|developer|user|human|assistant|gpt|tool)\b(?! +\w)",
+    rf"|(?<!\w)(?:role|from|speaker){_QUOTES}[:=,]{_QUOTES}(?:role\.)?"
+    r"(?:system|developer|user|human|assistant|gpt|tool)\b(?! +\w)",
     re.IGNORECASE,
 )
 """A role, however its quotation marks are written; a question that begins with a bracket has none."""
@@ -35,8 +36,7 @@ def written_messages(prompt: str) -> object:
 
     Raises `DataError` if the text has a role and a content, and is neither JSON nor a Python literal of messages.
     """
-    has_message = _HAS_MESSAGE.search(prompt) and _HAS_CONTENT.search(prompt)
-    if not has_message or not _BEGINS_WITH_BRACKET.match(prompt):
+    if not _BEGINS_WITH_BRACKET.match(prompt) or not _HAS_MESSAGE.search(prompt) or not _HAS_CONTENT.search(prompt):
         return prompt
     try:
         value = _read_repeatedly(prompt.strip("\ufeff"))
