@@ -49,7 +49,11 @@ _INSTEAD = re.compile(
     r"[.,;:!?]\s*(?:no,?\s+)?(?P<is>(?:it|this)(?:\s+is|'s)\s+)|[\s,;]+but\s+|[，。；]\s*(?:而?是|应?选)", re.IGNORECASE
 )
 """The words before what holds in place of what a statement denies."""
-_ADVERB = re.compile(r"(?:about|approximately|around|roughly|exactly|only|just)\s+(?=[-+$€£¥\\\d*])", re.IGNORECASE)
+_BEFORE_A_NUMBER = re.compile(
+    r"\A(?:(?:about|approximately|around|roughly|exactly|only|just)\s+(?=[-+$€£¥\\\d*])"
+    r"|(?:in|(?:in\s+)?the\s+year)\s+(?=(?:1[5-9]|20)\d\d\b))",
+    re.IGNORECASE,
+)
 _END_OF_ANSWER = re.compile(
     r"[.?](?=\s+[A-Z(*\"“]|\s*\Z)|!(?=\s+[A-Z])|[。！？；，]|[;:](?=\s+[A-Za-z])"
     r"|,(?=\s+(?:(?!and\b|or\b|[^\s=]+\s*=)[A-Za-z(]|and\s+(?:not|it|this|that|so|there)\b))"
@@ -151,7 +155,7 @@ def _stated_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]) -
 
 def _plain_line(line: str) -> str:
     """Returns what a line states without emphasis, and without an adverb such as `about` before a number."""
-    return _ADVERB.sub("", _EMPHASIS.sub("", line).strip(), count=1)
+    return _BEFORE_A_NUMBER.sub("", _EMPHASIS.sub("", line).strip(), count=1)
 
 
 def _replacing_answer(line: str, kind: AnswerKind | None, choices: Sequence[str], *, is_denied: bool) -> str | None:
@@ -160,7 +164,7 @@ def _replacing_answer(line: str, kind: AnswerKind | None, choices: Sequence[str]
     An answer that is said to be wrong, without another one, is replaced by these words, which are no answer.
     """
     pattern = _INSTEAD if is_denied else _TAKEN_BACK
-    for match in reversed(list(pattern.finditer(line))):
+    for match in reversed(list(pattern.finditer(line))[-_MOST_ENDS:]):
         behind = line[match.end() :]
         answer = _without_prose(_plain_line(behind), kind, choices)
         if kind == "numeric":
