@@ -240,18 +240,28 @@ def read_kept(kind: str, key: str, *, largest: int) -> bytes | None:
     """Returns what `keep` wrote; None if there is nothing, or another content than was written."""
     folder = cache_folder(kind)
     try:
-        digest, _, content = read_bytes(folder / key, within=folder, largest=largest).partition(b"\n")
+        return unsealed(read_bytes(folder / key, within=folder, largest=largest))
     except ForeignFileError:  # it does not exist, or is a link or a pipe
         return None
-    return content if digest == _digest_of_bytes(content) else None
 
 
 def keep(kind: str, key: str, content: bytes) -> None:
     """Keeps a content in a file of its own, behind its digest, whole or not at all."""
     folder = cache_folder(kind)
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-        file.write(_digest_of_bytes(content) + b"\n" + content)
+        file.write(sealed(content))
     os.replace(file.name, folder / key)
+
+
+def sealed(content: bytes) -> bytes:
+    """Returns a content behind its digest."""
+    return _digest_of_bytes(content) + b"\n" + content
+
+
+def unsealed(kept: bytes) -> bytes | None:
+    """Returns the content behind its digest; None if it has another one."""
+    digest, _, content = kept.partition(b"\n")
+    return content if digest == _digest_of_bytes(content) else None
 
 
 def _digest_of_bytes(content: bytes) -> bytes:

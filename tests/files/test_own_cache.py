@@ -16,7 +16,7 @@ import pytest
 from isolation import own_caches
 
 from cepo.files import own_cache
-from cepo.files.own_cache import cached, has_entry, own_folder
+from cepo.files.own_cache import cached, has_entry, keep, own_folder, read_kept
 from cepo.run_folder.own_records import is_own_record, remember_own_record
 
 KEY = "ab" * 16
@@ -59,6 +59,19 @@ def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         changed.write_bytes(content)
         assert write("the content of an entry").read_text() == "the content of an entry"
+
+
+def test_a_kept_content_with_a_flipped_bit_counts_for_nothing() -> None:
+    content = b"the first line\nand the second"
+    keep("downloads", KEY, content)
+    assert read_kept("downloads", KEY, largest=100) == content
+    file = own_cache.cache_folder("downloads") / KEY
+    whole = file.read_bytes()
+    for place in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[place // 8] ^= 1 << place % 8
+        file.write_bytes(changed)
+        assert read_kept("downloads", KEY, largest=100) is None
 
 
 def test_a_touched_file_is_read_and_believed(caplog: pytest.LogCaptureFixture) -> None:
