@@ -83,7 +83,7 @@ def final_answer(text: str, kind: AnswerKind | None = None, choices: Sequence[st
 
     What follows `</think>` counts, and a mark in the thinking only if nothing behind it is an answer. The last `\boxed{}` or
     `<answer>` counts. Without either, the last statement `answer is ...`, `Answer: ...`, `答案: ...` counts, up to the prose
-    behind it. Otherwise the last line counts if it is only a letter with or without its option, or only a number; then the
+    behind it, unless its own line takes it back. Otherwise the last line counts if it is only a letter with or without its option, or only a number; then the
     first line, if it is only that; and of a yes or no question the first sentence that begins with either word, or the
     last line that has one.
 
