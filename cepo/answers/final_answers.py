@@ -70,6 +70,7 @@ _MOST_ENDS = 8
 _EMPHASIS = re.compile(r"\*\*(?![\d(])|(?<![\d)])\*\*|__")
 _LETTERS_ALONE = re.compile(r"[\s*_]*\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*[\s.*_:]*")
 _BOLD_LETTER = re.compile(r"(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
+_LETTER_BEFORE_ITS_TEXT = re.compile(r"\A\W*[A-J]\W+(?=\w)")
 _LETTERS_OF_TRUTH = re.compile(r"\s*[A-J](?:\s*,\s*[A-J])*\s*")
 _NUMBERED_LINE = re.compile(r"\s*\d[.)]\s")
 _YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE)
@@ -83,9 +84,9 @@ def final_answer(text: str, kind: AnswerKind | None = None, choices: Sequence[st
 
     What follows `</think>` counts, and a mark in the thinking only if nothing behind it is an answer. The last `\boxed{}` or
     `<answer>` counts. Without either, the last statement `answer is ...`, `Answer: ...`, `答案: ...` counts, up to the prose
-    behind it, unless its own line takes it back. Otherwise the last line counts if it is only a letter with or without its option, or only a number; then the
-    first line, if it is only that; and of a yes or no question the first sentence that begins with either word, or the
-    last line that has one.
+    behind it, unless its own line takes it back. Otherwise the last line counts if it is only a letter with or without its
+    option, or only a number; then the first line, if it is only that; and of a yes or no question the first sentence that
+    begins with either word, or the last line that has one.
 
     Args:
         text: a response.
@@ -241,7 +242,10 @@ def _is_choice_alone(line: str, others: Sequence[str], choices: Sequence[str]) -
         return False
     if _LETTERS_ALONE.fullmatch(line):
         return True
-    return bool(chosen(line, choices)) and not any(_names_option(other, choices) for other in others)
+    letters = chosen(line, choices)
+    text = _LETTER_BEFORE_ITS_TEXT.sub("", _EMPHASIS.sub("", line))
+    is_option = _BOLD_LETTER.match(line) is not None or (choices and chosen(text, choices) == letters)
+    return bool(letters and is_option) and not any(_names_option(other, choices) for other in others)
 
 
 def _names_option(line: str, choices: Sequence[str]) -> bool:
