@@ -22,7 +22,15 @@ from cepo.answers.literals import (
     telephone_number_of,
 )
 from cepo.answers.numbers import value_of
-from cepo.answers.statements import LONGEST_ANSWER, Statement, folded, has_unit, read_statement, without_name
+from cepo.answers.statements import (
+    LONGEST_ANSWER,
+    Statement,
+    folded,
+    folded_name,
+    has_unit,
+    read_statement,
+    without_name,
+)
 from cepo.answers.structures import (
     interval_of,
     parts_of,
@@ -227,7 +235,7 @@ class _Comparison:
         verdict = self._same_structure(answer, truth)
         if verdict is not None:
             return verdict
-        if _LETTERS_OF_A_WORD.fullmatch(truth) and folded(answer) == folded(truth):
+        if _LETTERS_OF_A_WORD.fullmatch(truth) and folded_name(answer) == folded_name(truth):
             return True
         if not _WORDS.search(truth):
             return same_algebra(answer, truth)

@@ -29,7 +29,7 @@ _CUE = re.compile(
 )
 """The words before a stated answer."""
 _OPTION_IS_RIGHT = re.compile(
-    r"\b(?:option|choice|answer)\s+[(*]*(?P<letter>[A-J])[)*]*\s+is\s+(?:the\s+)?(?:correct|right)\b"
+    r"\b(?i:option|choice|answer)\s+[(*]*(?P<letter>[A-J])[)*]*\s+is\s+(?:the\s+)?(?:correct|right)\b"
 )
 _NO_STATEMENT = re.compile(
     r"\s*(?:(?:definitely|clearly|probably|certainly)\s+)?"
@@ -39,11 +39,27 @@ _NO_STATEMENT = re.compile(
     re.IGNORECASE,
 )
 """What follows the words where they state no answer: `I hope the answer is correct`."""
+_TAKEN_BACK = re.compile(
+    r"(?:[.,;:!?…]|\s[-–—])\s*(?:no|wait|sorry|oops|hmm+|actually|correction)\b"
+    r"(?:[,.:!–—]|\s+(?:no|wait|sorry|actually)\b|(?=\s+(?:it|that|this)\b))+\s*(?P<is>(?:it|that|this)(?:\s+is|'s)\s+)?",
+    re.IGNORECASE,
+)
+"""The words with which a statement is taken back."""
+_INSTEAD = re.compile(
+    r"[.,;:!?]\s*(?:no,?\s+)?(?P<is>(?:it|this)(?:\s+is|'s)\s+)|[\s,;]+but\s+|[，。；]\s*(?:而?是|应?选)", re.IGNORECASE
+)
+"""The words before what holds in place of what a statement denies."""
+_BEFORE_A_NUMBER = re.compile(
+    r"\A(?:(?:about|approximately|around|roughly|exactly|only|just)\s+(?=[-+$€£¥\\\d*])"
+    r"|(?:in|(?:in\s+)?the\s+year)\s+(?=(?:1[5-9]|20)\d\d\b))",
+    re.IGNORECASE,
+)
 _END_OF_ANSWER = re.compile(
-    r"[.?](?=\s+[A-Z(*\"“]|\s*\Z)|!(?=\s+[A-Z])|[。！？；，]|;(?=\s+[A-Za-z])"
-    r"|,(?=\s+(?!and\b|or\b|[^\s=]+\s*=)[A-Za-z(])"
-    r"|\s+(?=(?:because|since|which|that|as|when|where|while|due|so)\s)"
-    r"|\s+(?=(?:in|on|at|for)\s+[a-z])|\s+(?=[(（])|\s+[-–—]\s+(?=[A-Za-z])"
+    r"[.?](?=\s+[A-Z(*\"“]|\s*\Z)|!(?=\s+[A-Z])|[。！？；，]|[;:](?=\s+[A-Za-z])"
+    r"|,(?=\s+(?:(?!and\b|or\b|[^\s=]+\s*=)[A-Za-z(]|and\s+(?:not|it|this|that|so|there)\b))"
+    r"|\s+(?=(?:because|since|which|that|as|when|where|while|due|so|according|and\s+not|but|not)\s)"
+    r"|\s+(?=(?:in|on|at|for|from)\s+[a-z]{2}|of\s+(?:the|all|them|these|those|its|people)\b|(?:in|of)\s+(?:19|20)\d\d\b)"
+    r"|\s+(?=[(（])|\s+[-–—]\s+(?=[A-Za-z])"
 )
 """Where a stated number or option may end and prose may begin."""
 _END_OF_SENTENCE = re.compile(
@@ -53,7 +69,8 @@ _END_OF_SENTENCE = re.compile(
 _MOST_ENDS = 8
 _EMPHASIS = re.compile(r"\*\*(?![\d(])|(?<![\d)])\*\*|__")
 _LETTERS_ALONE = re.compile(r"[\s*_]*\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*[\s.*_:]*")
-_BEGINS_WITH_BOLD_LETTER = re.compile(r"\s*(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
+_BOLD_LETTER = re.compile(r"(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
+_LETTER_BEFORE_ITS_TEXT = re.compile(r"\A\W*[A-J]\W+(?=\w)")
 _LETTERS_OF_TRUTH = re.compile(r"\s*[A-J](?:\s*,\s*[A-J])*\s*")
 _NUMBERED_LINE = re.compile(r"\s*\d[.)]\s")
 _YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE)
@@ -67,9 +84,9 @@ def final_answer(text: str, kind: AnswerKind | None = None, choices: Sequence[st
 
     What follows `</think>` counts, and a mark in the thinking only if nothing behind it is an answer. The last `\boxed{}` or
     `<answer>` counts. Without either, the last statement `answer is ...`, `Answer: ...`, `答案: ...` counts, up to the prose
-    behind it. Otherwise the last line counts if it is only a letter with or without its option, or only a number; then the
-    first line, if it is only that; and of a yes or no question the first sentence that begins with either word, or the
-    last line that has one.
+    behind it, unless its own line takes it back. Otherwise the last line counts if it is only a letter with or without its
+    option, or only a number; then the first line, if it is only that; and of a yes or no question the first sentence that
+    begins with either word, or the last line that has one.
 
     Args:
         text: a response.
@@ -127,9 +144,39 @@ def _stated_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]) -
         if right_option is not None and right_option.end() == end:
             return right_option["letter"]
         line, _, _ = text[end:following_start].partition("\n")
-        if not _NO_STATEMENT.match(line):
-            return _without_prose(_EMPHASIS.sub("", line).strip(), kind, choices)
+        is_denied = _NO_STATEMENT.match(line) is not None
+        replacing = _replacing_answer(line, kind, choices, is_denied=is_denied)
+        if replacing is not None:
+            return replacing
+        if not is_denied:
+            return _without_prose(_plain_line(line), kind, choices)
         following_start = start
+    return None
+
+
+def _plain_line(line: str) -> str:
+    """Returns what a line states without emphasis, and without an adverb such as `about` before a number."""
+    return _BEFORE_A_NUMBER.sub("", _EMPHASIS.sub("", line).strip(), count=1)
+
+
+def _replacing_answer(line: str, kind: AnswerKind | None, choices: Sequence[str], *, is_denied: bool) -> str | None:
+    """Returns what a line states last in place of an answer that it denies or takes back; None if it does not.
+
+    An answer that is said to be wrong, without another one, is replaced by these words, which are no answer.
+    """
+    pattern = _INSTEAD if is_denied else _TAKEN_BACK
+    for match in reversed(list(pattern.finditer(line))[-_MOST_ENDS:]):
+        behind = line[match.end() :]
+        answer = _without_prose(_plain_line(behind), kind, choices)
+        if kind == "numeric":
+            is_answer = _is_quantity(answer)
+        elif kind == "choice":
+            is_answer = bool(chosen(answer, choices))
+        else:
+            is_answer = match["is"] is not None
+        is_taken_back = not is_denied and _NO_STATEMENT.match(behind) is not None
+        if is_answer or is_taken_back:
+            return answer
     return None
 
 
@@ -177,21 +224,32 @@ def _answer_in_a_line(text: str, kind: AnswerKind | None, choices: Sequence[str]
     if kind == "choice":
         if chosen(last_line, choices):
             return last_line
-        return first_line if _is_choice_alone(first_line) else None
+        return first_line if _is_choice_alone(first_line, lines[1:], choices) else None
     if is_number(last_line):
         return last_line
     if is_number(first_line) and "=" not in first_line:
         return first_line
-    is_prose_behind_number = len(lines) == 1 and not _NUMBERED_LINE.match(last_line)
+    is_prose_behind_number = (
+        len(lines) == 1 and not _NUMBERED_LINE.match(last_line) and not _TAKEN_BACK.search(last_line)
+    )
     beginning = _without_prose(last_line, kind, choices)
     return beginning if is_prose_behind_number and is_number(beginning) else None
 
 
-def _is_choice_alone(line: str) -> bool:
-    """Returns whether a line is nothing but letters, or begins with a bold one."""
+def _is_choice_alone(line: str, others: Sequence[str], choices: Sequence[str]) -> bool:
+    """Returns whether a line is nothing but letters, or an option where none of the other lines names one."""
+    if any(_TAKEN_BACK.match(f". {other}") for other in others):
+        return False
     if _LETTERS_ALONE.fullmatch(line):
         return True
-    return _BEGINS_WITH_BOLD_LETTER.match(line) is not None and bool(chosen(line))
+    letters = chosen(line, choices)
+    text = _LETTER_BEFORE_ITS_TEXT.sub("", _EMPHASIS.sub("", line))
+    is_option = _BOLD_LETTER.match(line) is not None or (choices and chosen(text, choices) == letters)
+    return bool(letters and is_option) and not any(_names_option(other, choices) for other in others)
+
+
+def _names_option(line: str, choices: Sequence[str]) -> bool:
+    return _BOLD_LETTER.search(line) is not None or bool(chosen(line, choices))
 
 
 def _sentence_with_yes_or_no(text: str, last_line: str) -> str | None:

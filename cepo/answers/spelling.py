@@ -255,7 +255,7 @@ def _add_word(result: list[Node], node: Token, behind: Node | None) -> None:
     elif word[0] in _MULTIPLES and is_number(previous):  # `12万元`
         result += [Token("command", r"\cdot"), Token("number", _MULTIPLES[word[0]])]
         result.append(replace(node, text=word[1:]))
-    elif word == "to" and behind is not None and _is_value(previous) and _is_value(behind):
+    elif word in ("to", "比") and behind is not None and _is_value(previous) and _is_value(behind):
         result.append(Token("sign", ":"))
     else:
         result.append(node)

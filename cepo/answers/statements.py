@@ -100,6 +100,7 @@ def _read_side(nodes: list[Node]) -> Statement:
 _SEVERAL_STATEMENTS = re.compile(r";|,(?!\d{3})|(?<![\\A-Za-z])(?:or|and)(?![A-Za-z])")
 _LETTER = re.compile(r"[A-Za-z\u4e00-\u9fff]")
 _SPACE_BETWEEN_LETTERS = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
+_ARTICLE = re.compile(r"\A(?:the|an?)\s+(?=[a-z]{2})")
 _NOT_IN_A_NAME = re.compile(
     r"[+\-*/^<>,:;]|\\(?:frac|sqrt|pi|times|cdot|div|approx|pm|neq|leq?|geq?|lt|gt|begin|in|cup)(?![A-Za-z])"
 )
@@ -158,6 +159,11 @@ def folded(value: str) -> str:
     return _SPACE_BETWEEN_LETTERS.sub("", value.casefold())
 
 
+def folded_name(value: str) -> str:
+    """Returns words in small letters without spaces, full stops and an article before them: `usa` for `the U.S.A.`"""
+    return folded(_ARTICLE.sub("", value.casefold())).replace(".", "").replace(" ", "")
+
+
 def has_unit(statement: Statement) -> bool:
     """Returns whether a statement names a unit; `units` names none."""
     return statement.unit is not None and statement.unit != NO_UNIT
@@ -208,6 +214,11 @@ def _number_with_unit(nodes: list[Node]) -> Statement | None:
     return None
 
 
+_MULTIPLES_OF_MONEY = {
+    "k": "1000", "K": "1000", "m": "1000000", "M": "1000000", "mn": "1000000", "B": "1000000000", "bn": "1000000000",
+}  # fmt: skip
+
+
 def _money(nodes: list[Node]) -> Statement | None:
     r"""Reads `\$5`, `-\$5` and `US\$ 5`."""
     is_negative = bool(nodes) and is_sign(nodes[0], "-")
@@ -219,6 +230,8 @@ def _money(nodes: list[Node]) -> Statement | None:
     behind = nodes[place + 1 :]
     if is_sign(behind[0], "."):  # `Rs. 500`
         behind = behind[1:]
+    if len(behind) == 2 and text_of(behind[1]) in _MULTIPLES_OF_MONEY:  # `\$3.2M`
+        behind = [behind[0], Token("command", r"\cdot"), Token("number", _MULTIPLES_OF_MONEY[text_of(behind[1])])]
     amount = [nodes[0], *behind] if is_negative else behind
     return _sum_of_money(sign_of_money, amount)
 

@@ -129,10 +129,10 @@ with, the earlier counts."""
 _WITHOUT_PREFIXES = (
     # time
     ("min mins minute 分钟", "60 s"),
-    ("h hr hour 小时 时", "3600 s"),
+    ("h hr hour 小时 个小时 时", "3600 s"),
     ("sec 秒", "s"),
     ("day 天 日", "86400 s"),
-    ("week 周 星期", "604800 s"),
+    ("week 周 星期 个星期", "604800 s"),
     ("month 个月 月", "month"),
     ("year yr yrs 年 岁", "12 month"),
     ("decade", "120 month"),
@@ -166,6 +166,7 @@ _WITHOUT_PREFIXES = (
     ("ton tonne t 吨", "1000 kilogram"),
     ("kilo kgs 千克 公斤", "kilogram"),
     ("gm gms 克", "0.001 kilogram"),
+    ("斤", "0.5 kilogram"),
     # mechanics, electricity, data
     ("Nm", "J"),
     ("hp horsepower", "745.69987158227022 W"),
@@ -194,7 +195,7 @@ _WITHOUT_PREFIXES = (
     ("£ GBP quid", "sterling"),
     ("pence", "1/100 £"),
     ("¥ yen 日元", "yen"),
-    ("yuan RMB CNY 元 块", "yuan"),
+    ("yuan RMB CNY 元 块 元钱 块钱", "yuan"),
     ("角", "1/10 yuan"),
     ("₹ rupee Rs", "rupee"),
     # words whose plural has no s
@@ -286,7 +287,7 @@ def known_unit(word: str) -> Unit | None:
         if word in units:
             return units[word]
     if word[:1] in _COUNTERS:
-        return _THING
+        return None if "半" in word else _THING  # `12个半` are 12.5
     name = word.lower()
     if len(name) < _SHORTEST_NAME:
         return None

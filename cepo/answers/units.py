@@ -43,7 +43,7 @@ _NOT_COUNTED = {
     "with", "where", "for", "by", "of", "at", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "max", "gcd", "lcm",
     "arcsin", "arccos", "arctan", "sqrt", "none", "nan", "inf", "from", "approximately", "about", "each", "the", "answer",
     "between", "infinity", "undefined", "true", "false", "yes", "option", "choice", "but", "per", "am", "pm", "th", "st", "nd",
-    "rd",
+    "rd", "below", "squared", "cubed", "halves", "thirds", "fifths", "tenths", "hundredths", "thousandths",
 }  # fmt: skip
 """Words behind a number that do not name what is counted."""
 

@@ -15,8 +15,18 @@ from cepo.data.json_text import read_literal
 from cepo.errors import DataError
 from cepo.files.trees import is_list, is_mapping
 
-_BEGINS_WITH_BRACKET = re.compile(r"""\s*["']?\s*\w*\s*[\[({]""")
-_HAS_ROLE = re.compile(r"""(["']|&quot;|\\")(role|from)\1\s*:|\brole=["']""")
+_BEGINS_WITH_BRACKET = re.compile(r"""(?:```\w*)?[\s\ufeff"'\\]*(?:-\s|(?:\w+\s*[:=]?\s*)?[\[({])""")
+_QUOTES = r"(?:[^\w:=,]|&\w+;|&#\d+;)*"
+_HAS_MESSAGE = re.compile(
+    r"""(["'])(?:role|from)\1\s*:"""
+    rf"|(?<!\w)(?:role|from|speaker){_QUOTES}[:=,]{_QUOTES}(?:role\.)?"
+    r"(?:system|developer|user|human|assistant|gpt|tool)\b(?! +\w)",
+    re.IGNORECASE,
+)
+"""A role, however its quotation marks are written; a question that begins with a bracket has none."""
+_HAS_CONTENT = re.compile(rf"(?<!\w)(?:content|value|text){_QUOTES}[:=,]", re.IGNORECASE)
+_MOST_WRITINGS = 3
+_DEEPEST = 4
 _NOTHING = ("null", "None")
 _SHOWN = 100
 
@@ -24,31 +34,51 @@ _SHOWN = 100
 def written_messages(prompt: str) -> object:
     """Returns the messages that a prompt holds as a text; an ordinary prompt as it is.
 
-    Raises `DataError` if the text is neither JSON nor a Python literal.
+    Raises `DataError` if the text has a role and a content, and is neither JSON nor a Python literal of messages.
     """
-    if not _BEGINS_WITH_BRACKET.match(prompt) or not _HAS_ROLE.search(prompt):
+    if not _BEGINS_WITH_BRACKET.match(prompt) or not _HAS_MESSAGE.search(prompt) or not _HAS_CONTENT.search(prompt):
         return prompt
     try:
-        value = read_literal(prompt)
-        if isinstance(value, str):  # some texts were written twice
-            value = read_literal(value)
+        value = _read_repeatedly(prompt.strip("\ufeff"))
     except DataError as error:
         if _is_question_about_json(prompt):
             return prompt
-        raise DataError(
-            f"holds messages as a text that {error}: {prompt[:_SHOWN]!r}. Store them as a list of {{role, content}}, or as JSON"
-        ) from error
-    messages = _messages_in(value)
-    return prompt if messages is None else messages
+        reason = str(error)
+    else:
+        messages = _messages_in(value)
+        if messages:
+            return messages
+        reason = "has no list of {role, content}, or several"
+    raise DataError(
+        f"holds messages as a text that {reason}: {prompt[:_SHOWN]!r}. Store them as a list of {{role, content}}, or as JSON"
+    )
 
 
-def _messages_in(value: object) -> Sequence[object] | None:
-    """Returns the messages that a value is: one of them, a list of them, or a mapping such as `{messages: [...]}`."""
-    if is_mapping(value) and not _is_message(value):
-        lists = [entry for entry in value.values() if is_list(entry)]
-        return _messages_in(lists[0]) if len(lists) == 1 else None
-    messages = cast("Sequence[object]", value) if isinstance(value, list | tuple) else [value]
-    return messages if any(_is_message(message) for message in messages) else None
+def _read_repeatedly(text: str) -> object:
+    """Returns what a text holds that was written as a text several times."""
+    value: object = text
+    for _ in range(_MOST_WRITINGS):
+        if isinstance(value, str):
+            value = read_literal(value)
+    return value
+
+
+def _messages_in(value: object, depth: int = 0) -> Sequence[object]:
+    """Returns the messages that a value is or has: one, a list of them, or a mapping or list with one such list; else none."""
+    if depth > _DEEPEST:
+        return []
+    if _is_message(value):
+        return [value]
+    if is_mapping(value):
+        entries = list(value.values())
+    elif isinstance(value, list | tuple):
+        entries = list(cast("Sequence[object]", value))
+        if any(map(_is_message, entries)):
+            return entries
+    else:
+        return []
+    found = [messages for messages in (_messages_in(entry, depth + 1) for entry in entries) if messages]
+    return found[0] if len(found) == 1 else []
 
 
 def _is_message(value: object) -> bool:
@@ -56,13 +86,14 @@ def _is_message(value: object) -> bool:
 
 
 def _is_question_about_json(prompt: str) -> bool:
-    """Returns whether a text goes on behind the JSON with which it begins, and not with more of it."""
-    start = prompt.lstrip()
+    """Returns whether a text goes on in words behind the JSON with which it begins, and not with more of it."""
+    start = re.search(r"[\[{]", prompt)
     try:
-        _, end = json.JSONDecoder(strict=False).raw_decode(start)
+        _, end = json.JSONDecoder(strict=False).raw_decode(prompt, start.start() if start else 0)
     except (ValueError, RecursionError):
         return False
-    return start[end:].lstrip()[:1] not in ("", "{", "[", ",")
+    behind = prompt[end:].lstrip()
+    return re.search(r"\w", behind) is not None and behind[0] not in "{[,"
 
 
 def written_parts(content: str) -> object:

@@ -7,6 +7,7 @@ often declare the end of a document. Both engines and the adapters for other tra
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from cepo.errors import ConfigError
 from cepo.models.chat_template import TAG, ChatTemplate
 
 logger = logging.getLogger(__name__)
+
+_CLOSING_TAGS = re.compile(r"\A(?:</(?!s>)[^\s<>|]+>\s*)+")
 
 
 @dataclass(frozen=True)
@@ -43,30 +46,30 @@ def response_end(template: ChatTemplate, tokenizer: Any, declared: Sequence[int]
 def end_marker(after_answer: str, tokenizer: Any) -> str:
     """Returns the token or tag with which a template ends an assistant's turn; empty if it writes none.
 
-    `after_answer` is what it writes after an assistant's text. White space before the marker does not count, nor does a
-    closing tag such as `</answer>` before a token, and what follows the marker belongs to the conversation.
+    `after_answer` is what it writes after an assistant's text. White space before the marker does not count, nor do
+    closing tags such as `</answer>` before a token, and what follows the marker belongs to the conversation.
     """
     text = after_answer.strip()
-    token = _token_at_start(text, tokenizer)
+    token = _token_at_start(text, tokenizer, tags=False)
     if token:
         return token
+    for start in (_CLOSING_TAGS.sub("", text), text):
+        token = _token_at_start(start, tokenizer, tags=True)
+        if token:
+            return token
     tag = TAG.match(text)
-    if tag is None:
-        return _first_control_token(text, tokenizer)
-    if tag[0].startswith("</"):
-        token = _token_at_start(text[tag.end() :].lstrip(), tokenizer)
-    return token or tag[0]
+    return _first_control_token(text, tokenizer) if tag is None else tag[0]
 
 
-def _token_at_start(text: str, tokenizer: Any) -> str:
-    """Returns the longest added token with which a text begins: a control token, or one in the form of a tag.
+def _token_at_start(text: str, tokenizer: Any, *, tags: bool) -> str:
+    """Returns the longest added token with which a text begins: a control token, or with `tags` one in the form of a tag.
 
     Other added tokens may be words or spaces.
     """
     longest = ""
     for token in tokenizer.added_tokens_decoder.values():
         content: str = token.content
-        is_marker = token.special or TAG.fullmatch(content) is not None
+        is_marker = token.special or (tags and TAG.fullmatch(content) is not None)
         if is_marker and content.strip() and text.startswith(content) and len(content) > len(longest):
             longest = content
     return longest

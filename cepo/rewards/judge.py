@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.files.safe_files import private_folder, read_json
+from cepo.files.own_cache import sealed, unsealed
+from cepo.files.safe_files import private_folder, read_bytes
 from cepo.files.secrets import without_secrets
 from cepo.files.trees import Fields, Tree, is_mapping
 from cepo.rewards.judge_server import Answer, JudgeServer
@@ -259,19 +260,18 @@ def _images(sample: Fields) -> list[bytes]:
 
 
 def _cached_reply(file: Path) -> Tree | None:
-    """Returns a cached reply; None without one, or if it is damaged or has no score: then it is asked again and replaced."""
+    """Returns a cached reply; None without one, or if it is not as it was written: then it is asked again and replaced."""
     if not file.exists():
         return None
     try:
-        reply: Tree = read_json(file, dict, within=file.parent)
+        content = unsealed(read_bytes(file, within=file.parent))
     except DataError:
         return None
-    text = _text_of(reply)
-    return None if text is None or _score_in(text) is None else reply
+    return None if content is None else json.loads(content)
 
 
 def _write_to_cache(file: Path, reply: Fields) -> None:
     """Writes a reply under its name at once: other workers read and write the same folder."""
     temporary_file = file.with_name(f"{file.name}.{os.getpid()}.{time.monotonic_ns()}")
-    temporary_file.write_text(json.dumps(reply), encoding="utf-8")
+    temporary_file.write_bytes(sealed(json.dumps(reply).encode()))
     temporary_file.replace(file)

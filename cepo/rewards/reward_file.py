@@ -25,6 +25,8 @@ _PACKAGES = {
     "latex2sympy2": "latex2sympy2-extended", "skimage": "scikit-image", "sklearn": "scikit-learn",
 }  # fmt: skip
 """Package names of libraries that are imported under another name."""
+_SUFFIXES_OF_MODULES = (".py", ".pyi", ".pyx", ".ipynb")
+"""The files that have a module's name; of the last three Python imports none."""
 _MOST_LOOKED_AT = 2_000
 """The most files around a reward file among which a missing module is looked for."""
 
@@ -194,13 +196,16 @@ def _remedy_for_missing(module: str, file: Path) -> str:
 
 
 def _modules_near(file: Path) -> dict[str, Path]:
-    """Returns modules and packages around a reward file by name: beside it, above, below, and in the working directory."""
+    """Returns modules and packages around a reward file by name: beside it, above, below, in the folders
+    beside its own, and in the working directory.
+    """
     above = file.parent.parent
     places = [*file.parent.glob("*"), *above.glob("*"), *Path.cwd().glob("*")]
     places += itertools.islice(file.parent.rglob("*.py"), _MOST_LOOKED_AT)
+    places += itertools.islice(above.glob("*/*"), _MOST_LOOKED_AT)
     nearby: dict[str, Path] = {}
     for place in places:
-        is_module = place.suffix == ".py" and place != file
+        is_module = place.suffix in _SUFFIXES_OF_MODULES and place != file
         is_package = place.is_dir() and any(place.glob("*.py"))
         if is_module or is_package:
             nearby.setdefault(place.stem, place)

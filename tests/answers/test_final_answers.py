@@ -69,6 +69,8 @@ def test_the_last_tagged_answer_is_what_a_plain_search_finds() -> None:
 HOSTILE = [
     "<answer>", "</answer>", "<answer></answer", r"\boxed{", "{", "}", "\\", "answer is ", "answer:\n", " ", "^{", "</think>",
     "the ", "final answer\n", "option A is ", "**", "yes ", "答案", "选A",
+    "answer is not A. it is B. ", "answer is A. No, it is 3 ", ". No, it is B", "answer is not ", " but ", "(A) red\n",
+    "no, wait, ",
 ]  # fmt: skip
 
 

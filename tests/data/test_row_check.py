@@ -290,19 +290,26 @@ def test_a_failed_download_is_tried_again(check: Check, folder: Path, measured: 
 # What is kept is not trusted blindly
 
 
-def test_no_flipped_bit_of_a_cached_file_changes_a_row(check: Check) -> None:
-    """200 bits of all files that two starts left, one at a time."""
+@pytest.mark.parametrize("number_of_bits", [40, pytest.param(200, marks=pytest.mark.nightly("a minute"))])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_no_flipped_bit_of_a_cached_file_changes_a_row(
+    check: Check, folder: Path, form: str, number_of_bits: int
+) -> None:
+    """Bits of all files that two starts left, one at a time; the copy of Parquet's rows is one of them."""
     draw = random.Random(0)
-    first = check()
+    if form == "parquet":
+        Dataset.from_json(str(folder / "train.jsonl")).to_parquet(str(folder / "train.parquet"))
+    source = str(folder / f"train.{form}")
+    first = check(source)
     stats = first._stats
     expected = (first.content(), stats.lengths.tolist(), stats.reasons)
-    for number in range(200):
+    for number in range(number_of_bits):
         files = [file for file in cache_folder("rows").parent.rglob("*") if file.is_file() and file.stat().st_size]
         changed = files[number % len(files)]
         content = bytearray(changed.read_bytes())
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         changed.write_bytes(content)
-        problems = check()
+        problems = check(source)
         stats = problems._stats
         assert (problems.content(), stats.lengths.tolist(), stats.reasons) == expected, changed
 

@@ -17,6 +17,7 @@ from cepo.rewards.math import compute_score as math_score
 COLOURS = ("red", "blue", "green", "orange")
 DATA = Path(__file__).parents[1] / "answers" / "data"
 ROWS = json.loads((DATA / "equal_answers.json").read_text(encoding="utf-8"))
+PAIRS = json.loads((DATA / "pairs.json").read_text(encoding="utf-8"))
 RESPONSES = json.loads((DATA / "graded_responses.json").read_text(encoding="utf-8"))
 
 
@@ -34,6 +35,16 @@ def test_what_the_math_reward_refuses_is_refused(section: str) -> None:
             assert math_score([sample])[0]["accuracy"] == 0.0
             if accuracy_of(sample):
                 accepted.append((answer, row["truth"]))
+    assert accepted == []
+
+
+@pytest.mark.parametrize("section", PAIRS)
+def test_a_wrong_pair_is_refused_by_both_rewards(section: str) -> None:
+    accepted: list[Any] = []
+    for row in PAIRS[section]:
+        sample = {"response": rf"\boxed{{{row['answer']}}}", "ground_truth": row["truth"]}
+        if not row["right"] and (accuracy_of(sample) or math_score([sample])[0]["accuracy"]):
+            accepted.append(row)
     assert accepted == []
 
 

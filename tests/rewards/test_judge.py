@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import stat
 import threading
@@ -375,6 +376,23 @@ def test_a_cached_reply_without_a_score_is_asked_again(content: bytes, tmp_path:
         assert score["judge_attempts"] == 1.0
         score = judged(host, cache=str(cache))
         assert score["judge_attempts"] == 0.0
+
+
+def test_no_flipped_bit_of_a_kept_verdict_changes_a_score(tmp_path: Path) -> None:
+    """40 bits of a verdict of 2, one at a time: `<score>2</score>` is one bit from 3, 6 and 0."""
+    draw = random.Random(0)
+    cache = tmp_path / "cache"
+    with serving(lambda request, _: send(request, reply("<score>2</score>"))) as host:
+        for _ in range(40):
+            score = judged(host, cache=str(cache))
+            assert score["overall"] == 0.2
+            (entry,) = cache.iterdir()
+            content = bytearray(entry.read_bytes())
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+            entry.write_bytes(content)
+        content = entry.read_bytes().replace(b"<score>2", b"<score>3")
+        entry.write_bytes(content)
+        assert judged(host, cache=str(cache))["overall"] == 0.2
 
 
 def test_a_reply_without_a_score_is_not_cached(tmp_path: Path) -> None:
