@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     from cepo.report.html_page import Section
 
 
-def look_at(place: Path, *, out: Path, most: int, model: str | None, responses: int) -> None:
+def look_at(place: Path, *, out: Path, most: int, model: str | None, responses: int, image: Path | None) -> None:
     """Reads rollouts, prints the diagnosis and writes the page; the parameters are the arguments of `cepo look`."""
     from cepo.look.look_page import write_look_page
     from cepo.look.reading import read_rollouts_of
+    from cepo.look.still_picture import require_svg, write_still_picture
+    from cepo.look.text_pair import clearest_pair_section
     from cepo.report.diagnosis import Observed, diagnosed
     from cepo.report.findings import findings_lines
     from cepo.report.responses import groups_of
 
+    require_svg(image)
     log_to_stderr()
     with phase("reading the rollouts and looking for faults", is_brief=True):
         seen = read_rollouts_of(place, most=most)
@@ -35,4 +38,8 @@ def look_at(place: Path, *, out: Path, most: int, model: str | None, responses: 
         lines.append(gauge(scored))
     with phase("writing the page", is_brief=True):
         page = write_look_page(out, seen, observed, findings, contrast=contrast)
-    print_plain("\n".join([*lines, f"page: {page}"]))
+    lines.append(f"page: {page}")
+    if image is not None:
+        pair = contrast[0] if contrast else clearest_pair_section(observed.mixed)
+        lines.append(f"image: {write_still_picture(image, pair)}")
+    print_plain("\n".join(lines))

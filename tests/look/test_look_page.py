@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -89,6 +90,24 @@ def test_a_page_of_many_responses_stays_small(tmp_path: Path) -> None:
     page = write_look_page(tmp_path / "look.html", seen, observed, diagnosed(observed))
     assert page.stat().st_size < 8_000_000
     assert "of 20,000 responses, of groups evenly spread over the run" in page.read_text(encoding="utf-8")
+
+
+def test_the_still_picture_is_one_file_without_markup_of_texts(tmp_path: Path) -> None:
+    """A response of 100 lines has 16 in it, among them its only coloured word; there is no element but the drawing's."""
+    picture = tmp_path / "pair.svg"
+    file = rollouts_file(tmp_path, response=f"\n{HOSTILE}" + "\nand so on" * 98)
+    assert main(["look", str(file), "--out", str(tmp_path / "look.html"), "--image", str(picture)]) == 0
+    drawing = ElementTree.parse(picture).getroot()
+    assert {each.tag.partition("}")[2] for each in drawing.iter()} == {"svg", "style", "rect", "text"}
+    tokens = [each for each in drawing.iter() if each.get("class") == "token"]
+    assert len({each.get("y") for each in tokens}) == 16
+    assert "20" in [(each.text or "").strip() for each in tokens]
+    assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8")
+
+
+def test_a_still_picture_is_svg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", str(rollouts_file(tmp_path)), "--image", "pair.png"]) == 2
+    assert capsys.readouterr().err == "cepo look: --image pair.png: the ending must be .svg\n"
 
 
 def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
