@@ -94,6 +94,12 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     )
 
 
+def sizes_of_files(place: Path) -> dict[Path, int]:
+    """Returns the sizes in bytes of the files that `read_rollouts_of` would choose from; raises `DataError` as it does."""
+    _, files = _recognised(place)
+    return {file: file.stat().st_size for file in files}
+
+
 def _recognised(place: Path) -> tuple[Form, list[Path]]:
     """Returns the first form of which there are files, and those in the order of their steps."""
     if place.is_file():
