@@ -243,12 +243,20 @@ def contrast_sections(scored: ScoredGroups) -> list[Section]:
     ]
 
 
+def known_nats(scored: ScoredGroups) -> float | None:
+    """Returns how many nats the teacher with the right answer knows of a right response; None if it has read nothing."""
+    for row in scored.knowledge:
+        if row["name"].endswith("correct"):
+            return row["nats"]["value"]
+    return None
+
+
 def gauge(scored: ScoredGroups) -> str:
     """Returns in a sentence what the teachers know of the responses."""
     parts: list[str] = []
-    for row in scored.knowledge:
-        if row["name"].endswith("correct") and row["nats"]["value"] is not None:
-            parts.append(f"the teacher with the right answer knows {row['nats']['value']:.2f} nats of a right response")
+    known = known_nats(scored)
+    if known is not None:
+        parts.append(f"the teacher with the right answer knows {known:.2f} nats of a right response")
     if scored.separation is not None:
         parts.append(
             f"the contrast of a token in right and in wrong responses is {scored.separation:.2f} standard deviations apart"
