@@ -124,9 +124,13 @@ class CreditCallback(TrainerCallback):
             self._stack.callback(self._pool.close)
         session = OpenedModel(config=config, processing=processing, rewards=self._pool, backend=_LiveModel(model))
         scored = scored_by(session, groups)
-        for name, value in (("look/known_nats", known_nats(scored)), ("look/separation", scored.separation)):
-            if value is not None:
-                self._figures[name] = value
+        figures = {
+            "look/known_nats": known_nats(scored),
+            "look/separation": scored.separation,
+            "look/noise_nats": scored.noise.nats,
+            "look/standing_out": scored.noise.for_outcome,
+        }
+        self._figures |= {name: value for name, value in figures.items() if value is not None}
         return contrast_sections(scored)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from torch import Tensor
 
-from cepo.algorithms import Estimator, build_estimator
+from cepo.algorithms import Estimator, build_estimator, statistics
 from cepo.algorithms.evidence import beliefs
 from cepo.config import RunConfig, load_config
 from cepo.credit.agreement import FIRST_STEP, MethodSignal, Scorer, Scoring, knowledge, signals_of
@@ -32,6 +33,7 @@ from cepo.run_folder.trace import GroupRecord
 from cepo.terminal.progress import phase
 from cepo.trainer.recording import group_records
 from cepo.trainer.rollouts import Rollouts
+from cepo.types import TokenBatch
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_weights
 from cepo.workers.named_checkpoint import config_of_checkpoint
@@ -48,6 +50,18 @@ _SETTINGS = ("worker.reward.num_cpus=1", "data.max_prompt_length=8192")
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContrastNoise:
+    """The noise of the contrast, in nats, and the shares of tokens whose contrast exceeds it twice, for or against the outcome.
+
+    Counted are tokens that had an alternative. Of normal noise alone, 2.3 % would be on either side.
+    """
+
+    nats: float
+    for_outcome: float
+    against_outcome: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoredGroups:
     """Groups with the contrast of each token, and what the teachers know: see `cepo.credit.agreement.known`.
 
@@ -58,6 +72,7 @@ class ScoredGroups:
     beliefs: Sequence[Mapping[int, Sequence[float]]]
     knowledge: Sequence[Tree]
     separation: float | None
+    noise: ContrastNoise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +160,7 @@ def scored_by(session: Scoring, groups: Sequence[ResponseGroup]) -> ScoredGroups
         beliefs=_beliefs(signal, records),
         knowledge=knowledge([signal], rollouts, seed=session.config.trainer.seed),
         separation=_separation(records),
+        noise=contrast_noise(signal.batch, signal.signal.diagnostics["delta"]),
     )
 
 
@@ -198,10 +214,25 @@ def _image(name: str) -> Image.Image:
     return open_image(read_bytes(Path(name), largest=LARGEST_IMAGE), formats=("PNG", "JPEG")).convert("RGB")
 
 
+def contrast_noise(batch: TokenBatch, delta: Tensor) -> ContrastNoise:
+    """Returns the noise of a contrast delta, (B, T), between the teachers `correct` and `wrong` of a batch."""
+    alternative = statistics.had_alternative(batch.teacher_log_probs["correct"], batch.teacher_log_probs["wrong"])
+    counted = alternative & batch.response_mask & batch.has_reference["correct"].unsqueeze(1)
+    agreement = delta.where(batch.correct.unsqueeze(1), -delta)
+    nats = statistics.contrast_noise(agreement, counted)
+    of_tokens = agreement[counted]
+    number = max(1, of_tokens.numel())
+    return ContrastNoise(
+        nats=nats,
+        for_outcome=int((of_tokens > 2 * nats).sum()) / number,
+        against_outcome=int((of_tokens < -2 * nats).sum()) / number,
+    )
+
+
 def _separation(groups: Sequence[GroupRecord]) -> float | None:
     """Returns `(mean of delta over right responses' tokens - over wrong ones') / sd of delta`; None if it is undefined.
 
-    It is not the contrast-to-noise ratio of `cepo credit`, which needs the true credit of each token.
+    It is not the contrast-to-noise ratio of `cepo credit`, which needs the true credit of each token; see `ContrastNoise`.
     """
     by_verdict: dict[bool, list[float]] = {True: [], False: []}
     for group in groups:
@@ -260,6 +291,12 @@ def gauge(scored: ScoredGroups) -> str:
     if scored.separation is not None:
         parts.append(
             f"the contrast of a token in right and in wrong responses is {scored.separation:.2f} standard deviations apart"
+        )
+    noise = scored.noise
+    if parts:
+        parts.append(
+            f"its noise is {noise.nats:.2f} nats, and of the tokens that had an alternative {100 * noise.for_outcome:.0f} % "
+            f"exceed it twice for the outcome, {100 * noise.against_outcome:.0f} % against it"
         )
     return f"{'; '.join(parts).capitalize()}." if parts else "The teachers read nothing: no response states an answer."
 

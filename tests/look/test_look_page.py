@@ -8,15 +8,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from cepo.commands.cli import main
 from cepo.errors import DataError
-from cepo.look.contrast import chosen_groups, contrast_sections, gauge, scored_groups
+from cepo.look.contrast import chosen_groups, contrast_noise, contrast_sections, gauge, scored_groups
 from cepo.look.look_page import write_look_page
 from cepo.look.reading import read_rollouts_of
 from cepo.microgeo.world import ASSETS
 from cepo.report.diagnosis import Observed, diagnosed
 from cepo.report.responses import RecordedResponse, groups_of
+from cepo.types import TokenBatch
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 CASES = [("5 sides. 5*4=20. \\boxed{20}", 1.0), ("4 sides. 4*4=16. \\boxed{16}", 0.0)]
@@ -146,6 +148,27 @@ def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
     assert scored.separation is not None
     assert scored.separation > 0
     assert "nats of a right response" in gauge(scored)
+
+
+def test_noise_is_what_contradicts_the_outcome() -> None:
+    """Of six tokens one had no alternative. Of the others -0.2 and -0.1 speak against: noise 0.1 / 0.6745 = 0.148.
+
+    Above twice that are 0.9 of the right response, and 0.4 of the wrong one, whose contrast is -0.4: two of five.
+    """
+    probability = torch.tensor([[0.5, 0.5, 0.99], [0.5, 0.5, 0.5]])
+    delta = torch.tensor([[0.9, -0.2, -3.0], [-0.4, 0.1, 0.0]])
+    batch = TokenBatch(
+        token_level_rewards=torch.zeros(2, 3),
+        response_mask=torch.ones(2, 3, dtype=torch.bool),
+        old_log_probs=probability.log(),
+        group_ids=torch.zeros(2, dtype=torch.long),
+        teacher_log_probs={"correct": probability.log(), "wrong": probability.log()},
+        correct=torch.tensor([True, False]),
+        has_reference={"correct": torch.tensor([True, True]), "wrong": torch.tensor([True, True])},
+    )
+    noise = contrast_noise(batch, delta)
+    assert noise.nats == pytest.approx(0.1 / 0.6745)
+    assert (noise.for_outcome, noise.against_outcome) == (0.4, 0.0)
 
 
 def test_without_a_mixed_group_there_is_nothing_to_contrast() -> None:
