@@ -33,6 +33,9 @@ LARGEST_CORRELATION = 0.9
 MOST_CLIPPED = 0.2
 LEAST_ENTROPY_LEFT = 0.1
 """Smallest ratio of the entropy at the end to that at the start."""
+LEAST_HEADROOM = 0.02
+"""Of greedy accuracy over sampled accuracy; sound runs of the toy task have more than 0.1."""
+_NEARLY_NONE = 0.05
 _RISE = 0.1
 _FALL = 0.02
 _FEWEST_GROUPS = 8
@@ -382,6 +385,24 @@ def clipping(observed: Observed) -> Finding | None:
     )
 
 
+def headroom(observed: Observed) -> Finding | None:
+    """Sampled responses are as often right as greedy ones, so that a sharper policy gains nothing, and do not gain any more."""
+    sampled = observed.values("val/accuracy")
+    greedy = observed.values("val/greedy_accuracy")
+    if len(sampled) < 2 or not greedy:
+        return None
+    has_room = not _NEARLY_NONE < sampled[-1] < 1 - _NEARLY_NONE or greedy[-1] - sampled[-1] > LEAST_HEADROOM
+    if has_room or sampled[-1] - sampled[-2] > _FALL:
+        return None
+    return Finding(
+        name="no headroom is left",
+        figure=f"On held-out problems sampled responses are right in {_percent(sampled[-1])}, greedy ones in "
+        f"{_percent(greedy[-1])}; at the validation before, sampled ones were in {_percent(sampled[-2])}.",
+        advice="a higher sampling temperature, more responses per prompt, or problems that greedy responses miss.",
+        evidence=_some(response for group in reversed(observed.mixed) for response in group.responses),
+    )
+
+
 RULES: Sequence[Callable[[Observed], Finding | None]] = (
     unended,
     looping,
@@ -397,5 +418,6 @@ RULES: Sequence[Callable[[Observed], Finding | None]] = (
     held_out,
     entropy,
     clipping,
+    headroom,
 )
 """In the order in which faults are named: one that is the cause of others comes before them."""
