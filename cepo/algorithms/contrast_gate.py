@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import register_estimator
+from cepo.algorithms import register_estimator, statistics
 from cepo.algorithms.cepo import Cepo
 from cepo.algorithms.evidence import TokenWeights, counted_tokens
 from cepo.algorithms.settings import ContrastiveConfig, MixingConfig, NegativeConfig
@@ -13,15 +13,8 @@ from cepo.sections.fields import NotNegative, Share, section
 from cepo.types import TokenBatch
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Float
     from torch import Tensor
-
-SURE_PROBABILITY = 0.9
-"""Tokens that the teachers give a higher probability had no alternative, and say nothing about noise."""
-NORMAL_MEDIAN = 0.6745
-"""Median of |x| for a standard normal x, by which the median of noise becomes its standard deviation."""
-LEAST_NOISE = 0.05
-"""Noise in nats that is assumed if no token shows any, or less."""
 
 
 @register_estimator("contrast_gate")
@@ -65,8 +58,7 @@ class ContrastGate(Cepo):
         """Returns gate_t, and 1 where a rollout has no evidence."""
         log_correct, log_wrong = self.contrasted(batch)
         agreement = sign * delta  # above 0 where the contrast has A's sign
-        had_alternative = (log_correct.exp() + log_wrong.exp()) / 2 < SURE_PROBABILITY
-        noise = self._noise(agreement, had_alternative)
+        noise = statistics.contrast_noise(agreement, statistics.had_alternative(log_correct, log_wrong))
         opens = agreement > self.config.threshold * noise  # (B, T)
         has_evidence = counted_tokens(batch, self.config.weight) & batch.has_reference["correct"].unsqueeze(1)
         keeps_all = opens | ~has_evidence
@@ -78,14 +70,3 @@ class ContrastGate(Cepo):
                 "evidence/open_fraction": mean_of(opens.float(), has_evidence & (sign != 0)),
             },
         )
-
-    def _noise(self, agreement: Float[Tensor, "B T"], had_alternative: Bool[Tensor, "B T"]) -> float:
-        """Returns the robust standard deviation of the contrast, from the tokens at which it contradicts the outcome.
-
-        Of two middle values the median is the lower one.
-        """
-        contradicting = -agreement[had_alternative & (agreement < 0)]  # |delta_t|
-        if contradicting.numel() == 0:
-            return LEAST_NOISE
-        deviation = float(contradicting.median()) / NORMAL_MEDIAN
-        return max(LEAST_NOISE, deviation)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms import statistics
 from cepo.algorithms.base import GroupRelativeEstimator
-from cepo.algorithms.hindsight import hindsight_advantages
+from cepo.algorithms.hindsight import evidence_of_right_answer, hindsight_advantages
 from cepo.algorithms.settings import EvidenceConfig, MixingConfig, PositiveConfig, WeightedConfig
 from cepo.metrics import Metric, Metrics, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
@@ -145,6 +145,15 @@ def log_mean_probability(batch: TokenBatch, views: Sequence[str]) -> Float[Tenso
     log_mean = log_sum - log_count.unsqueeze(1)
     has_any_reference = (count > 0).unsqueeze(1)
     return log_mean.where(has_any_reference, log_student)
+
+
+def beliefs(batch: TokenBatch) -> Float[Tensor, "B T"]:
+    """Returns P(right) before each token: V_t of `hindsight`, with the share of right ones among the group's others for p.
+
+    The teacher is that of the view `correct`. Raises `ConfigError`: a group has a single rollout.
+    """
+    prior, _ = statistics.pass_rate_of_others(batch.correct.double(), batch.group_ids)
+    return statistics.evidence_values(prior, evidence_of_right_answer(batch))
 
 
 class EvidenceEstimator(WeightedEstimator):

@@ -54,7 +54,7 @@ class Hindsight(Estimator):
         return TokenSignal(
             advantages=advantages,
             metrics=metrics | statistics.value_metrics(values, batch),
-            diagnostics={"delta": _evidence(batch), "value": values},
+            diagnostics={"delta": evidence_of_right_answer(batch), "value": values},
         )
 
 
@@ -76,7 +76,7 @@ def hindsight_advantages(
     span = config.reward_high - low
     prior, size = statistics.pass_rate_of_others(batch.rewards, batch.group_ids, low=low, high=config.reward_high)
     mean = low + span * prior  # p on the scale of rewards
-    values = statistics.evidence_values(prior, _evidence(batch))  # (B, T) V_t as a probability
+    values = statistics.evidence_values(prior, evidence_of_right_answer(batch))  # (B, T) V_t as a probability
     expected = low + span * values  # V_t on the scale of rewards
     if config.lam < 1:
         advantages, _ = statistics.generalised_advantages(
@@ -96,7 +96,7 @@ def hindsight_advantages(
     return advantages.to(dtype).where(mask, 0.0), values.to(dtype).where(mask, 0.0)
 
 
-def _evidence(batch: TokenBatch) -> Float[Tensor, "B T"]:
+def evidence_of_right_answer(batch: TokenBatch) -> Float[Tensor, "B T"]:
     """Computes `delta_t = log P_correct(y_t) - log P_student(y_t)`, with 0 on padding."""
     delta = batch.teacher_log_probs["correct"] - batch.old_log_probs
     return delta.detach().where(batch.response_mask, 0.0)

@@ -29,6 +29,8 @@ SURE_PROBABILITY = 0.9
 """Tokens of at least this probability had no alternative: their evidence is near 0, whatever its noise elsewhere."""
 NORMAL_MEDIAN = 0.6745
 """Median of |x| for a standard normal x, by which the median size of noise becomes its standard deviation."""
+LEAST_NOISE = 0.05
+"""Noise in nats that is assumed if no token shows any, or less."""
 _LARGEST_LOG_ODDS = 500.0
 """Bound of summed evidence, at which its exponential is still finite in float64."""
 _DEFAULTS = GroupAdvantageConfig()
@@ -126,6 +128,23 @@ def evidence_values(prior: Float[Tensor, " B"], delta: Float[Tensor, "B T"]) -> 
     bounded = earlier_evidence.clamp(-_LARGEST_LOG_ODDS, _LARGEST_LOG_ODDS)
     p = prior.unsqueeze(1)  # (B, 1)
     return p / (p + (1.0 - p) * (-bounded).exp())
+
+
+def had_alternative(log_correct: Float[Tensor, "B T"], log_wrong: Float[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """Returns the tokens that two teachers give a probability below 0.9 on average; others say nothing about noise."""
+    return (log_correct.exp() + log_wrong.exp()) / 2 < SURE_PROBABILITY
+
+
+def contrast_noise(agreement: Float[Tensor, "B T"], counted: Bool[Tensor, "B T"]) -> float:
+    """Returns the robust standard deviation of a contrast, in nats, from the tokens at which it contradicts the outcome.
+
+    `agreement` is delta times the sign of the outcome: noise has either sign equally often, and what decided the outcome
+    mostly has that of the outcome. Of two middle values the median is the lower one; it is at least 0.05.
+    """
+    contradicting = -agreement[counted & (agreement < 0)]  # |delta_t|
+    if contradicting.numel() == 0:
+        return LEAST_NOISE
+    return max(LEAST_NOISE, float(contradicting.median()) / NORMAL_MEDIAN)
 
 
 def generalised_advantages(

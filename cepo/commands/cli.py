@@ -282,6 +282,8 @@ def show(model: str, data: str, settings: Sequence[str], **options: Any) -> None
 )
 @click.option("--model", help="Score tokens by two teachers with this model: a folder, a hub name or global_step_<N>.")
 @click.option("--responses", type=click.IntRange(2), default=32, show_default=True, help="Responses that it scores.")
+@click.option("--image", type=_FILE, help="Also draw the clearest pair as a still picture, FILE.svg.")
+@click.option("--follow", is_flag=True, help="Write the page again when files grow, until Ctrl-C.")
 def look(place: Path, **options: Any) -> None:
     """Show the rollouts that lie in folder or file PLACE as one page, and say why the run does not learn.
 

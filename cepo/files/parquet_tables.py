@@ -4,7 +4,7 @@
 # pyarrow has no types.
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,18 @@ def read_bounded_table(file: Path, opened: IO[bytes], columns: Sequence[str] | N
         DataError: it has too many rows or values, of any columns. Repeated values take no space in a file, but memory.
         pyarrow.ArrowException, OSError: it is damaged.
     """
+    content = _bounded_file(file, opened)
+    return content.read(columns=None if columns is None else list(columns), use_threads=False)
+
+
+def bounded_batches(file: Path, opened: IO[bytes], columns: Sequence[str], size: int) -> tuple[int, Iterator[Any]]:
+    """Returns the number of rows of an open Parquet file, and its columns in batches of so many; raises as above."""
+    content = _bounded_file(file, opened)
+    batches = content.iter_batches(batch_size=size, columns=list(columns), use_threads=False)
+    return content.metadata.num_rows, batches
+
+
+def _bounded_file(file: Path, opened: IO[bytes]) -> Any:
     content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
     num_values = 0
     for number in range(content.num_row_groups):
@@ -33,4 +45,4 @@ def read_bounded_table(file: Path, opened: IO[bytes], columns: Sequence[str] | N
             num_values += group.column(column).num_values
     if num_values > _MOST_VALUES or content.metadata.num_rows > _MOST_VALUES:
         raise DataError(f"{file} has {num_values:,} values; accepted: at most {_MOST_VALUES:,}")
-    return content.read(columns=None if columns is None else list(columns), use_threads=False)
+    return content

@@ -200,9 +200,11 @@ def read_objects(path: Path, *, within: Path | str | None = None) -> Iterator[Tr
         yield from (row for row, _ in objects_in(path, file))
 
 
-def objects_in(path: Path, file: BinaryIO) -> Iterator[tuple[Tree, int]]:
-    """Yields the objects of an open file of JSON lines with the lengths of their lines; raises as `read_objects`."""
-    number = 0
+def objects_in(path: Path, file: BinaryIO, number: int = 0) -> Iterator[tuple[Tree, int]]:
+    """Yields the objects of an open file of JSON lines with the lengths of their lines; raises as `read_objects`.
+
+    `number` lines have been read before.
+    """
     while line := file.readline(LARGEST_LINE):
         number += 1
         if not line.endswith(b"\n") and len(line) < LARGEST_LINE:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from cepo.data.batch import ScoringRow
 from cepo.errors import CepoError, ConfigError, DataError
@@ -20,6 +20,7 @@ from cepo.look.contrast import (
     chosen_groups,
     config_of_model,
     contrast_sections,
+    known_nats,
     scored_by,
     text_only,
 )
@@ -44,20 +45,26 @@ class CreditCallback(TrainerCallback):
     process, or a model that cepo cannot read, the page has no contrast. Images are not in TRL's files, so the model scores
     texts. `docs/look.md` has what it costs.
 
+    With `trainer`, the figures of every page but the last one go to what its `report_to` names, as `look/*`; when
+    training ends, trackers may have been closed.
+
     Args:
         every: steps between pages; the last one is written when training ends.
         responses: number of responses that the model scores for a page; 0 for none.
+        trainer: the trainer to which the callback is added with `trainer.add_callback`.
 
     Raises `ConfigError` when training begins: the trainer does not log its completions.
     """
 
-    def __init__(self, *, every: int = 20, responses: int = 16) -> None:
+    def __init__(self, *, every: int = 20, responses: int = 16, trainer: Trainer | None = None) -> None:
         self._every = every
         self._responses = responses
+        self._trainer = trainer
         self._stack = ExitStack()
         self._pool: RewardPool | None = None
         self.seconds = 0.0
         """Seconds of all pages so far."""
+        self._figures: dict[str, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Refuses a trainer whose completions are not written."""
@@ -70,6 +77,8 @@ class CreditCallback(TrainerCallback):
         """Writes the page after every so many steps: what a step logs is in its file when the next one begins."""
         if state.global_step > 0 and state.global_step % self._every == 0:
             self._write(args, state, objects)
+            if self._trainer is not None and self._figures:
+                self._trainer.callback_handler.on_log(args, state, control, logs=dict(self._figures))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Writes the last page, and logs what keeps the run from learning."""
@@ -87,6 +96,10 @@ class CreditCallback(TrainerCallback):
         seen = read_rollouts_of(folder / "completions")
         observed = Observed(groups_of(seen.responses), trl_metrics(state.log_history))
         findings = diagnosed(observed)
+        self._figures = {
+            "look/faults": len(findings),
+            "look/dead_groups": 1 - len(observed.mixed) / len(observed.groups),
+        }
         contrast: list[Section] = []
         if self._responses > 0 and args.world_size == 1:
             try:
@@ -98,6 +111,7 @@ class CreditCallback(TrainerCallback):
                 self._responses = 0
         write_look_page(folder / "look.html", seen, observed, findings, contrast=contrast)
         self.seconds += time.perf_counter() - start
+        self._figures["look/seconds"] = self.seconds
         return [*findings_lines(findings), f"page: {folder / 'look.html'}"]
 
     def _contrast(self, observed: Observed, model: Any, processing_class: Any) -> list[Section]:
@@ -109,7 +123,15 @@ class CreditCallback(TrainerCallback):
             self._pool = RewardPool(config.worker.reward)
             self._stack.callback(self._pool.close)
         session = OpenedModel(config=config, processing=processing, rewards=self._pool, backend=_LiveModel(model))
-        return contrast_sections(scored_by(session, groups))
+        scored = scored_by(session, groups)
+        figures = {
+            "look/known_nats": known_nats(scored),
+            "look/separation": scored.separation,
+            "look/noise_nats": scored.noise.nats,
+            "look/standing_out": scored.noise.for_outcome,
+        }
+        self._figures |= {name: value for name, value in figures.items() if value is not None}
+        return contrast_sections(scored)
 
 
 class _LiveModel:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from PIL import Image
+from torch import Tensor
 
-from cepo.algorithms import Estimator, build_estimator
+from cepo.algorithms import Estimator, build_estimator, statistics
+from cepo.algorithms.evidence import beliefs
 from cepo.config import RunConfig, load_config
-from cepo.credit.agreement import FIRST_STEP, Scorer, Scoring, knowledge, signals_of
+from cepo.credit.agreement import FIRST_STEP, MethodSignal, Scorer, Scoring, knowledge, signals_of
 from cepo.data.images import open_image
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.errors import DataError
 from cepo.files.safe_files import LARGEST_IMAGE, read_bytes
 from cepo.files.trees import Tree
 from cepo.models.processing import Processing, load_processing
+from cepo.report.data_uri import data_uri
 from cepo.report.html_page import CreditedResponse, Section
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
 from cepo.report.responses import ResponseGroup
@@ -30,6 +33,7 @@ from cepo.run_folder.trace import GroupRecord
 from cepo.terminal.progress import phase
 from cepo.trainer.recording import group_records
 from cepo.trainer.rollouts import Rollouts
+from cepo.types import TokenBatch
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_weights
 from cepo.workers.named_checkpoint import config_of_checkpoint
@@ -38,18 +42,37 @@ from cepo.workers.worker import WorkerSpec, objective_settings
 _METHOD = "cepo"
 _TEACHERS = {"positive": {"source": "peer_answer"}, "negative": {"source": "peer_answer", "fallback": "neutral"}}
 """Each teacher reads the final answer of a right or of a wrong response of the group."""
-
-
+_BELIEF_NOTE = (
+    "The curve is the belief that the response is right: the share of right ones among the other responses, and after each "
+    "token how much likelier the right answer makes it."
+)
 _SETTINGS = ("worker.reward.num_cpus=1", "data.max_prompt_length=8192")
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContrastNoise:
+    """The noise of the contrast, in nats, and the shares of tokens whose contrast exceeds it twice, for or against the outcome.
+
+    Counted are tokens that had an alternative. Of normal noise alone, 2.3 % would be on either side.
+    """
+
+    nats: float
+    for_outcome: float
+    against_outcome: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoredGroups:
-    """Groups with the contrast of each token, and what the teachers know: see `cepo.credit.agreement.known`."""
+    """Groups with the contrast of each token, and what the teachers know: see `cepo.credit.agreement.known`.
+
+    `beliefs` are `cepo.algorithms.evidence.beliefs`, P(right) before each token, by the place of a response in its group.
+    """
 
     groups: Sequence[GroupRecord]
+    beliefs: Sequence[Mapping[int, Sequence[float]]]
     knowledge: Sequence[Tree]
     separation: float | None
+    noise: ContrastNoise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +157,21 @@ def scored_by(session: Scoring, groups: Sequence[ResponseGroup]) -> ScoredGroups
     records = [replace(record, step=group.step) for record, group in zip(in_order, groups, strict=True)]
     return ScoredGroups(
         groups=records,
+        beliefs=_beliefs(signal, records),
         knowledge=knowledge([signal], rollouts, seed=session.config.trainer.seed),
         separation=_separation(records),
+        noise=contrast_noise(signal.batch, signal.signal.diagnostics["delta"]),
     )
+
+
+def _beliefs(signal: MethodSignal, groups: Sequence[GroupRecord]) -> list[dict[int, list[float]]]:
+    """Returns P(right) before each token, by place in each group. A response that alone is right reads its own answer."""
+    values = iter(beliefs(signal.batch))  # of each response, (T,)
+    believed: list[dict[int, list[float]]] = []
+    for group in groups:
+        of_group = {place: next(values)[: len(each.tokens)].tolist() for place, each in enumerate(group.rollouts)}
+        believed.append(of_group)
+    return believed
 
 
 def _rollouts_of(groups: Sequence[ResponseGroup], session: Scoring, method: Estimator) -> Rollouts:
@@ -179,10 +214,25 @@ def _image(name: str) -> Image.Image:
     return open_image(read_bytes(Path(name), largest=LARGEST_IMAGE), formats=("PNG", "JPEG")).convert("RGB")
 
 
+def contrast_noise(batch: TokenBatch, delta: Tensor) -> ContrastNoise:
+    """Returns the noise of a contrast delta, (B, T), between the teachers `correct` and `wrong` of a batch."""
+    alternative = statistics.had_alternative(batch.teacher_log_probs["correct"], batch.teacher_log_probs["wrong"])
+    counted = alternative & batch.response_mask & batch.has_reference["correct"].unsqueeze(1)
+    agreement = delta.where(batch.correct.unsqueeze(1), -delta)
+    nats = statistics.contrast_noise(agreement, counted)
+    of_tokens = agreement[counted]
+    number = max(1, of_tokens.numel())
+    return ContrastNoise(
+        nats=nats,
+        for_outcome=int((of_tokens > 2 * nats).sum()) / number,
+        against_outcome=int((of_tokens < -2 * nats).sum()) / number,
+    )
+
+
 def _separation(groups: Sequence[GroupRecord]) -> float | None:
     """Returns `(mean of delta over right responses' tokens - over wrong ones') / sd of delta`; None if it is undefined.
 
-    It is not the contrast-to-noise ratio of `cepo credit`, which needs the true credit of each token.
+    It is not the contrast-to-noise ratio of `cepo credit`, which needs the true credit of each token; see `ContrastNoise`.
     """
     by_verdict: dict[bool, list[float]] = {True: [], False: []}
     for group in groups:
@@ -197,48 +247,70 @@ def _separation(groups: Sequence[GroupRecord]) -> float | None:
 
 def contrast_sections(scored: ScoredGroups) -> list[Section]:
     """Returns the parts of a page with the clearest pair, and with all responses that were scored."""
-    ranked = sorted(scored.groups, key=lambda group: clearest_pair(group.rollouts)[0], reverse=True)
-    _, places = clearest_pair(ranked[0].rollouts)
-    clearest = contrast_of(ranked[0], places, method=_METHOD)
-    others = [contrast_of(group, range(len(group.rollouts)), method=_METHOD) for group in ranked]
+    pairs = zip(scored.groups, scored.beliefs, strict=True)
+    ranked = sorted(pairs, key=lambda pair: clearest_pair(pair[0].rollouts)[0], reverse=True)
+    group, believed = ranked[0]
+    clearest = contrast_of(group, clearest_pair(group.rollouts)[1], method=_METHOD, beliefs=believed)
     note = (
         f"Blue is credit, orange blame: a token that the right answer of the group makes likelier than a wrong one. "
-        f"The colours reach from {clearest.low:.2f} to {clearest.high:.2f} times {clearest.uniform}."
+        f"The colours reach from {clearest.low:.2f} to {clearest.high:.2f} times {clearest.uniform}. "
+        f"{_BELIEF_NOTE}"
     )
+    others: list[CreditedResponse] = []
+    for each, believed_of_each in ranked:
+        places = range(len(each.rollouts))
+        others += _shown(contrast_of(each, places, method=_METHOD, beliefs=believed_of_each), each)
     return [
         Section(
             title="The clearest pair, token by token",
             notes=[clearest.sentence, note, gauge(scored)],
-            responses=list(_shown(clearest)),
+            responses=list(_shown(clearest, group)),
             closed=False,
         ),
         Section(
             title="All scored responses",
-            responses=[response for contrast in others for response in _shown(contrast)],
+            responses=others,
         ),
     ]
+
+
+def known_nats(scored: ScoredGroups) -> float | None:
+    """Returns how many nats the teacher with the right answer knows of a right response; None if it has read nothing."""
+    for row in scored.knowledge:
+        if row["name"].endswith("correct"):
+            return row["nats"]["value"]
+    return None
 
 
 def gauge(scored: ScoredGroups) -> str:
     """Returns in a sentence what the teachers know of the responses."""
     parts: list[str] = []
-    for row in scored.knowledge:
-        if row["name"].endswith("correct") and row["nats"]["value"] is not None:
-            parts.append(f"the teacher with the right answer knows {row['nats']['value']:.2f} nats of a right response")
+    known = known_nats(scored)
+    if known is not None:
+        parts.append(f"the teacher with the right answer knows {known:.2f} nats of a right response")
     if scored.separation is not None:
         parts.append(
             f"the contrast of a token in right and in wrong responses is {scored.separation:.2f} standard deviations apart"
         )
+    noise = scored.noise
+    if parts:
+        parts.append(
+            f"its noise is {noise.nats:.2f} nats, and of the tokens that had an alternative {100 * noise.for_outcome:.0f} % "
+            f"exceed it twice for the outcome, {100 * noise.against_outcome:.0f} % against it"
+        )
     return f"{'; '.join(parts).capitalize()}." if parts else "The teachers read nothing: no response states an answer."
 
 
-def _shown(contrast: Contrast) -> Iterator[CreditedResponse]:
+def _shown(contrast: Contrast, group: GroupRecord) -> Iterator[CreditedResponse]:
+    """Yields the responses of a group, the first one with the image of its problem."""
+    image = data_uri(group.images[0]) if group.images else None
     for side in contrast.sides:
         verdict = "✓ Right" if side.verdict == "right" else "✗ Wrong"
         yield CreditedResponse(
             title=f"{verdict} response, step {contrast.step}, reward {side.reward:.3g}",
             problem=contrast.problem,
             ground_truth=contrast.ground_truth,
-            image=None,
+            image=image,
             rows=side.rows,
         )
+        image = None

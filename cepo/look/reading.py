@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +18,8 @@ import pyarrow
 import pyarrow.parquet
 
 from cepo.errors import DataError
-from cepo.files.parquet_tables import read_bounded_table
-from cepo.files.safe_files import damaged_as, objects_in, open_regular, read_json, read_text
+from cepo.files.parquet_tables import bounded_batches
+from cepo.files.safe_files import LARGEST_LINE, damaged_as, objects_in, open_regular, read_json, read_text
 from cepo.files.trees import Fields, Tree
 from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of
 from cepo.report.responses import RecordedResponse
@@ -27,16 +28,19 @@ from cepo.run_folder.layout import METRICS_FILE
 from cepo.run_folder.records import read_metrics
 
 MOST_ROLLOUTS = 200_000
+_BLOCK = 1_000
+"""Rows that are read or left out together, of a file that has too many."""
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What a trainer writes: the names of its files, and how one of them is read."""
+    """What a trainer writes: the names of its files, and how one of them is read, whole or in blocks."""
 
     name: str
     pattern: str
-    read: Callable[[Path], Iterator[RecordedResponse]]
+    read: Callable[[Path, int], Iterator[RecordedResponse]]  # of a file, about so many of its rollouts
+    reads_blocks: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +67,20 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     Raises `DataError`: nothing there is known, a file is damaged, or it is a pickle, which would run code when opened.
     """
     form, files = _recognised(place)
-    chosen = _spread(form, files, most)
+    number_in_first = _number_in(files[0])
+    chosen = files[:: max(1, math.ceil(number_in_first * len(files) / most))]
+    most_of_file = most // len(chosen)
     notes: list[str] = []
     if len(chosen) < len(files):
         notes.append(f"{len(chosen):,} of {len(files):,} files were read, evenly spread over the run.")
+    if form.reads_blocks and _stride(number_in_first, most_of_file) > 1:
+        notes.append(f"Of {number_in_first:,} rollouts in a file, blocks evenly spread over it were read.")
     responses: list[RecordedResponse] = []
     num_repeated = 0
     last_texts: list[str] = []
     for file in chosen:
         with damaged_as(file, f"cannot be read as rollouts of {form.name}"):
-            of_file = list(itertools.islice(form.read(file), most))
+            of_file = list(form.read(file, most_of_file))
         texts = [response.response for response in of_file]
         if texts == last_texts and len(set(texts)) > 1:
             num_repeated += 1
@@ -92,6 +100,12 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
         notes=notes,
         lacks=list(_lacking(responses)),
     )
+
+
+def sizes_of_files(place: Path) -> dict[Path, int]:
+    """Returns the sizes in bytes of the files that `read_rollouts_of` would choose from; raises `DataError` as it does."""
+    _, files = _recognised(place)
+    return {file: file.stat().st_size for file in files}
 
 
 def _recognised(place: Path) -> tuple[Form, list[Path]]:
@@ -130,7 +144,8 @@ def _named(form: Form, file: Path) -> Form:
     """Returns the form with the trainer's name, if the names of a row tell it."""
     if form is not LINES:
         return form
-    row = next(_objects(file), None)
+    with open_regular(file) as opened:
+        row, _ = next(objects_in(file, opened), (None, 0))
     if row is None:
         raise DataError(f"{file} has no rows")
     if "nodes" in row or "train_rollouts" in file.name:
@@ -140,13 +155,25 @@ def _named(form: Form, file: Path) -> Form:
     return replace(form, name="verl's rollout_data_dir" if is_verls else form.name)
 
 
-def _spread(form: Form, files: Sequence[Path], most: int) -> Sequence[Path]:
-    """Returns every file, or if they have too many rollouts by the size of the first, every second, third, and so on."""
-    if len(files) == 1:
-        return files
-    number = sum(1 for _ in form.read(files[0]))
-    stride = max(1, math.ceil(number * len(files) / most))
-    return files[::stride]
+def _number_in(file: Path) -> int:
+    """Returns about how many rollouts a file has: its rows, or its lines."""
+    with open_regular(file) as opened, damaged_as(file, "cannot be read"):
+        if file.suffix == ".parquet":
+            return pyarrow.parquet.read_metadata(opened).num_rows
+        end = b"\n[score]" if file.suffix == ".log" else b"\n"
+        return sum(part.count(end) for part in iter(partial(opened.read, 1 << 20), b""))
+
+
+def _stride(number: int, most: int) -> int:
+    """Returns that every so many blocks of a file are read; up to twice as many rollouts as `most` are read whole."""
+    return max(1, number // max(most, _BLOCK))
+
+
+def _whole_groups(block: list[RecordedResponse], *, is_first: bool, is_last: bool) -> list[RecordedResponse]:
+    """Returns a block without its first and last group, of which it may have a part, unless the file begins or ends there."""
+    runs = [list(run) for _, run in itertools.groupby(block, key=lambda response: (response.group, response.prompt))]
+    whole = runs[0 if is_first else 1 : len(runs) if is_last else -1]
+    return list(itertools.chain.from_iterable(whole))
 
 
 def _step_of(file: Path) -> int:
@@ -158,38 +185,49 @@ def _step_of(file: Path) -> int:
     return 0
 
 
-def _objects(file: Path) -> Iterator[Tree]:
+def _lines(
+    of_row: Callable[[Fields, int], RecordedResponse | None], file: Path, most: int
+) -> Iterator[RecordedResponse]:
+    """Yields the responses of a file of JSON lines; lines that are left out are not parsed."""
+    stride = _stride(_number_in(file), most)
+    step = _step_of(file)
     with open_regular(file) as opened:
-        yield from (row for row, _ in objects_in(file, opened))
+        size = os.fstat(opened.fileno()).st_size
+        for number in itertools.count():
+            rows = itertools.islice(objects_in(file, opened, number * stride * _BLOCK), _BLOCK if stride > 1 else None)
+            block = [response for row, _ in rows if (response := of_row(row, step)) is not None]
+            for _ in range((stride - 1) * _BLOCK):
+                opened.readline(LARGEST_LINE)
+            is_last = opened.tell() >= size
+            yield from _whole_groups(block, is_first=number == 0, is_last=is_last and stride == 1)
+            if is_last:
+                return
 
 
-def _lines(file: Path) -> Iterator[RecordedResponse]:
-    step = _step_of(file)
-    for row in _objects(file):
-        response = prime_response(row, step) if "nodes" in row else response_of(row, step)
-        if response is not None:
-            yield response
+def _line(row: Fields, step: int) -> RecordedResponse | None:
+    return prime_response(row, step) if "nodes" in row else response_of(row, step)
 
 
-def _nemo(file: Path) -> Iterator[RecordedResponse]:
-    step = _step_of(file)
-    yield from (nemo_response(row, step) for row in _objects(file))
-
-
-def _easyr1(file: Path) -> Iterator[RecordedResponse]:
+def _easyr1(file: Path, _most: int) -> Iterator[RecordedResponse]:
     for row in easyr1_rows(read_text(file)):
         response = response_of(row, row["step"])
         assert response is not None, "every entry has a score"
         yield response
 
 
-def _columns(file: Path) -> Any:
-    """Reads a Parquet file without its columns of lists of numbers, which are long."""
+def _rows(file: Path, most: int, of_row: Callable[[Tree], RecordedResponse | None]) -> Iterator[RecordedResponse]:
+    """Yields the responses of a Parquet file, which is read without its columns of lists of numbers, which are long."""
     with open_regular(file) as opened:
-        schema = pyarrow.parquet.read_schema(opened)
-        names = [column.name for column in schema if not _is_of_numbers(column.type)]
         try:
-            return read_bounded_table(file, opened, names)
+            names = [column.name for column in pyarrow.parquet.read_schema(opened) if not _is_of_numbers(column.type)]
+            number_of_rows, batches = bounded_batches(file, opened, names, _BLOCK)
+            stride = _stride(number_of_rows, most)
+            for number, batch in enumerate(batches):
+                if number % stride == 0:
+                    block = [response for row in batch.to_pylist() if (response := of_row(row)) is not None]
+                    is_last = (number + 1) * _BLOCK >= number_of_rows
+                    ends = {"is_first": number == 0, "is_last": is_last}
+                    yield from _whole_groups(block, **ends) if stride > 1 else block
         except pyarrow.ArrowException as error:
             raise DataError(f"{file} cannot be read as Parquet ({type(error).__name__})") from error
 
@@ -198,38 +236,40 @@ def _is_of_numbers(kind: Any) -> bool:
     return pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
 
 
-def _trl(file: Path) -> Iterator[RecordedResponse]:
+def _trl(file: Path, most: int) -> Iterator[RecordedResponse]:
     """Yields TRL's completions; every column of floats but the advantage is a reward function's."""
-    table = _columns(file)
-    floats = [
-        column.name for column in table.schema if pyarrow.types.is_floating(column.type) and column.name != "advantage"
-    ]
-    for row in table.to_pylist():
+    step = _step_of(file)
+
+    def of_row(row: Tree) -> RecordedResponse | None:
         parts = {name: math.nan if row[name] is None else row[name] for name in floats}
-        response = response_of(row, _step_of(file), parts=parts)
-        if response is not None:
-            yield response
+        return response_of(row, step, parts=parts)
+
+    with open_regular(file) as opened:
+        schema = pyarrow.parquet.read_schema(opened)
+    floats = [column.name for column in schema if pyarrow.types.is_floating(column.type) and column.name != "advantage"]
+    yield from _rows(file, most, of_row)
 
 
-def _table(file: Path) -> Iterator[RecordedResponse]:
+def _table(file: Path, most: int) -> Iterator[RecordedResponse]:
     """Yields the rows of another Parquet file, which has the names of a file of JSON lines."""
     step = _step_of(file)
-    table = _columns(file)
-    require_names(dict.fromkeys(table.column_names), str(file))
-    for row in table.to_pylist():
-        response = response_of(row, step)
-        if response is not None:
-            yield response
+    with open_regular(file) as opened:
+        require_names(dict.fromkeys(pyarrow.parquet.read_schema(opened).names), str(file))
+    yield from _rows(file, most, lambda row: response_of(row, step))
 
 
-OWN = Form(name="a run of cepo", pattern=STEP_FILES, read=responses_of_step)
+def _own(file: Path, _most: int) -> Iterator[RecordedResponse]:
+    yield from responses_of_step(file)
+
+
+OWN = Form(name="a run of cepo", pattern=STEP_FILES, read=_own, reads_blocks=False)
 TRL = Form(name="TRL's completions", pattern="completions_*.parquet", read=_trl)
-LINES = Form(name="JSON lines", pattern="*.jsonl", read=_lines)
+LINES = Form(name="JSON lines", pattern="*.jsonl", read=partial(_lines, _line))
 FORMS = (
     OWN,
     TRL,
-    Form(name="NeMo-RL's training data", pattern="train_data_step*.jsonl", read=_nemo),
-    Form(name="EasyR1's generations", pattern="generations*.log", read=_easyr1),
+    Form(name="NeMo-RL's training data", pattern="train_data_step*.jsonl", read=partial(_lines, nemo_response)),
+    Form(name="EasyR1's generations", pattern="generations*.log", read=_easyr1, reads_blocks=False),
     replace(LINES, name="prime-rl's rollouts", pattern="train_rollouts.jsonl"),
     LINES,
     Form(name="a Parquet table", pattern="*.parquet", read=_table),

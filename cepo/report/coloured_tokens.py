@@ -26,10 +26,18 @@ class ColouredToken:
 
 @dataclass(frozen=True, kw_only=True)
 class ColouredRow:
-    """The tokens of one response as one method credits them."""
+    """The tokens of one response as one method credits them; `belief` is P(right) before each token, if it is known."""
 
     label: str
     tokens: Sequence[ColouredToken]
+    belief: Sequence[float] = ()
+
+    def belief_points(self, width: float, height: float) -> str:
+        """Returns the points of the belief's curve for SVG: x from 0 to `width`, and y from `height` for 0 to 0 for 1."""
+        last = max(1, len(self.belief) - 1)
+        return " ".join(
+            f"{width * place / last:.1f},{height * (1 - value):.1f}" for place, value in enumerate(self.belief)
+        )
 
 
 def coloured(text: str, share: float, help_text: str) -> ColouredToken:

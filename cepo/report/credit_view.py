@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy
 
 from cepo.algorithms import Estimator, statistics
+from cepo.algorithms.evidence import beliefs
 from cepo.algorithms.masking import at_last_token, response_mask_of, with_rows
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.files.trees import Fields, Tree
@@ -101,8 +102,9 @@ class _Candidate:
 def _contrast(run: RunData, candidate: _Candidate) -> Contrast:
     """Returns the contrast with the plain method's credit, or if that cannot be computed with each response's mean."""
     methods: list[str] = candidate.columns["methods"]
+    believed = _beliefs(candidate)
     if DEFAULT_ESTIMATOR not in methods:
-        return contrast_of(candidate.group, candidate.places, method=run.estimator)
+        return contrast_of(candidate.group, candidate.places, method=run.estimator, beliefs=believed)
     number = methods.index(DEFAULT_ESTIMATOR) + 1
     uniform_advantages: list[float] = []
     for place in candidate.places:
@@ -115,7 +117,17 @@ def _contrast(run: RunData, candidate: _Candidate) -> Contrast:
         method=run.estimator,
         baseline=DEFAULT_ESTIMATOR,
         uniform_advantages=uniform_advantages,
+        beliefs=believed,
     )
+
+
+def _beliefs(candidate: _Candidate) -> dict[int, list[float]]:
+    """Returns P(right) before each token, by place; nothing if the trace has no teacher with the right answer."""
+    rollouts = candidate.group.rollouts
+    if len(rollouts) < 2 or "correct" not in rollouts[0].log_probs:
+        return {}
+    values = beliefs(_token_batch([candidate.group]))  # (B, T)
+    return {place: values[place, : len(rollouts[place].tokens)].tolist() for place in candidate.places}
 
 
 def _thinned(blocks: dict[int, str], start: int) -> dict[int, str]:

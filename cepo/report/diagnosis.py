@@ -33,6 +33,9 @@ LARGEST_CORRELATION = 0.9
 MOST_CLIPPED = 0.2
 LEAST_ENTROPY_LEFT = 0.1
 """Smallest ratio of the entropy at the end to that at the start."""
+LEAST_HEADROOM = 0.02
+"""Of greedy accuracy over sampled accuracy; sound runs of the toy task have more than 0.1."""
+_NEARLY_NONE = 0.05
 _RISE = 0.1
 _FALL = 0.02
 _FEWEST_GROUPS = 8
@@ -41,6 +44,7 @@ _ANSWER = re.compile(r"\\boxed|<answer>|####|[Aa]nswer(?: is)?:")
 _STATED = re.compile(r"\\boxed\{[^{}]*\}|</answer>|####\s*\S|[Aa]nswer(?: is)?:\s*\S")
 _LOOP = re.compile(r"(.{1,40}?)\1{7,}", re.DOTALL)
 _EVIDENCE = 3
+_ROUNDING = 1e-9
 _SAMPLED = 2_000
 _LONGEST_PHRASE = 3
 
@@ -264,24 +268,31 @@ def sampler_gap(observed: Observed) -> Finding | None:
     )
 
 
-def _within_groups(groups: Sequence[ResponseGroup], of: Callable[[RecordedResponse], float]) -> float:
-    """Returns the correlation of the reward with a number of each response, both less their group's mean; 0 if undefined."""
-    rewards: list[float] = []
-    numbers: list[float] = []
-    for group in groups:
-        rewards_of_group = numpy.array([response.reward for response in group.responses])
-        numbers_of_group = numpy.array([of(response) for response in group.responses])
-        rewards += (rewards_of_group - rewards_of_group.mean()).tolist()
-        numbers += (numbers_of_group - numbers_of_group.mean()).tolist()
-    spread = float(numpy.linalg.norm(rewards) * numpy.linalg.norm(numbers))
-    return float(numpy.dot(rewards, numbers)) / spread if spread > 0 else 0.0
+def _correlations(groups: Sequence[ResponseGroup], numbers: numpy.ndarray) -> numpy.ndarray:
+    """Returns (K,), the correlations of the reward with K numbers of each response; 0 where one is undefined.
+
+    Rewards and numbers, (R, K) in the order of the groups' responses, are taken less the means of their group.
+    """
+    sizes = numpy.array([len(group.responses) for group in groups])
+    starts = numpy.cumsum(sizes) - sizes
+    rewards = numpy.array([[response.reward] for group in groups for response in group.responses])  # (R, 1)
+
+    def centred(values: numpy.ndarray) -> numpy.ndarray:
+        means = numpy.add.reduceat(values, starts) / sizes[:, None]
+        return values - means.repeat(sizes, axis=0)
+
+    rewards, numbers = centred(rewards), centred(numbers)
+    spread = numpy.linalg.norm(rewards) * numpy.linalg.norm(numbers, axis=0)
+    products = (rewards * numbers).sum(axis=0)
+    return numpy.divide(products, spread, out=numpy.zeros_like(products), where=spread > _ROUNDING)
 
 
 def length_as_reward(observed: Observed) -> Finding | None:
     """The reward of a response follows from its length."""
     if len(observed.mixed) < _FEWEST_GROUPS:
         return None
-    correlation = _within_groups(observed.mixed, lambda response: len(response.response))
+    lengths = [[float(len(response.response))] for group in observed.mixed for response in group.responses]
+    correlation = float(_correlations(observed.mixed, numpy.array(lengths))[0])
     if abs(correlation) < LARGEST_CORRELATION:
         return None
     kind = "longer" if correlation > 0 else "shorter"
@@ -299,21 +310,17 @@ def phrase_as_reward(observed: Observed) -> Finding | None:
     groups = observed.mixed[-200:]
     if len(groups) < _FEWEST_GROUPS:
         return None
-    phrases: dict[int, set[str]] = {}
-    in_groups: Counter[str] = Counter()
-    for group in groups:
-        found: set[str] = set()
-        for response in group.responses:
-            phrases[id(response)] = set(_phrases(response.response))
-            found |= phrases[id(response)]
-        in_groups.update(found)
-    strongest = ("", 0.0)
-    for phrase, number in in_groups.items():
-        if 2 * number > len(groups):
-            correlation = _within_groups(groups, lambda response, phrase=phrase: phrase in phrases[id(response)])
-            if abs(correlation) > abs(strongest[1]):
-                strongest = (phrase, correlation)
-    phrase, correlation = strongest
+    found = [[set(_phrases(response.response)) for response in group.responses] for group in groups]
+    in_groups = Counter(itertools.chain.from_iterable(set[str]().union(*of_group) for of_group in found))
+    common = (phrase for phrase, number in in_groups.items() if 2 * number > len(groups))
+    phrases = sorted(common, key=lambda phrase: (len(phrase), phrase))  # of equal correlations the shortest is named
+    if not phrases:
+        return None
+    of_responses = itertools.chain.from_iterable(found)
+    has_phrase = numpy.array([[float(phrase in each) for phrase in phrases] for each in of_responses])  # (R, K)
+    correlations = _correlations(groups, has_phrase)
+    place = int(numpy.abs(correlations).argmax())
+    phrase, correlation = phrases[place], float(correlations[place])
     if abs(correlation) < LARGEST_CORRELATION:
         return None
     verb = "have" if correlation > 0 else "lack"
@@ -382,6 +389,24 @@ def clipping(observed: Observed) -> Finding | None:
     )
 
 
+def headroom(observed: Observed) -> Finding | None:
+    """Sampled responses are as often right as greedy ones, so that a sharper policy gains nothing, and do not gain any more."""
+    sampled = observed.values("val/accuracy")
+    greedy = observed.values("val/greedy_accuracy")
+    if len(sampled) < 2 or not greedy:
+        return None
+    has_room = not _NEARLY_NONE < sampled[-1] < 1 - _NEARLY_NONE or greedy[-1] - sampled[-1] > LEAST_HEADROOM
+    if has_room or sampled[-1] - sampled[-2] > _FALL:
+        return None
+    return Finding(
+        name="no headroom is left",
+        figure=f"On held-out problems sampled responses are right in {_percent(sampled[-1])}, greedy ones in "
+        f"{_percent(greedy[-1])}; at the validation before, sampled ones were in {_percent(sampled[-2])}.",
+        advice="a higher sampling temperature, more responses per prompt, or problems that greedy responses miss.",
+        evidence=_some(response for group in reversed(observed.mixed) for response in group.responses),
+    )
+
+
 RULES: Sequence[Callable[[Observed], Finding | None]] = (
     unended,
     looping,
@@ -397,5 +422,6 @@ RULES: Sequence[Callable[[Observed], Finding | None]] = (
     held_out,
     entropy,
     clipping,
+    headroom,
 )
 """In the order in which faults are named: one that is the cause of others comes before them."""

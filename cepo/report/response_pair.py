@@ -7,7 +7,7 @@ of the full colour, so that more and less can both be seen.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -89,8 +89,11 @@ def contrast_of(
     method: str,
     baseline: str | None = None,
     uniform_advantages: Sequence[float] | None = None,
+    beliefs: Mapping[int, Sequence[float]] | None = None,
 ) -> Contrast:
     """Builds the contrast of one or two responses of a group, by their places, as `method` credits their tokens.
+
+    `beliefs` are P(right) before each token, by place: see `cepo.algorithms.statistics.evidence_values`.
 
     `uniform_advantages` are what `baseline`, the method of uniform credit, gives each token of these responses; by
     default each response's own mean.
@@ -107,7 +110,8 @@ def contrast_of(
     span = min(span, 1.0)
     sides: list[ContrastSide] = []
     for place, rollout, shares in zip(places, rollouts, shares_of_rollouts, strict=True):
-        rows = [ColouredRow(label=method, tokens=list(_coloured(rollout, shares, span)))]
+        belief = (beliefs or {}).get(place, ())
+        rows = [ColouredRow(label=method, tokens=list(_coloured(rollout, shares, span, belief)), belief=belief)]
         if baseline not in (None, method):
             uniform_shares = [1.0] * len(shares)
             rows.append(ColouredRow(label=baseline, tokens=list(_coloured(rollout, uniform_shares, span))))
@@ -136,12 +140,15 @@ def _shares(rollout: RolloutRecord, uniform_advantage: float) -> list[float]:
     return shares.tolist()
 
 
-def _coloured(rollout: RolloutRecord, shares: Sequence[float], span: float) -> Iterator[ColouredToken]:
+def _coloured(
+    rollout: RolloutRecord, shares: Sequence[float], span: float, belief: Sequence[float] = ()
+) -> Iterator[ColouredToken]:
     """Yields the tokens: credit of a right response is blue, blame of a wrong one orange, and the reverse if it turns."""
     direction = 1 if rollout.right else -1
-    for text, share in zip(rollout.tokens, shares, strict=True):
+    for place, (text, share) in enumerate(zip(rollout.tokens, shares, strict=True)):
         strength = share / 2 if share < 0 else max(0.0, (share - 1 + span) / (2 * span))
-        yield coloured(text, direction * strength, f"{share:.2f} × uniform")
+        believed = f", P(right) {belief[place]:.2f}" if belief else ""
+        yield coloured(text, direction * strength, f"{share:.2f} × uniform{believed}")
 
 
 def _sentence(

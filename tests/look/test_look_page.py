@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from cepo.commands.cli import main
 from cepo.errors import DataError
-from cepo.look.contrast import chosen_groups, contrast_sections, gauge, scored_groups
+from cepo.look.contrast import chosen_groups, contrast_noise, contrast_sections, gauge, scored_groups
 from cepo.look.look_page import write_look_page
 from cepo.look.reading import read_rollouts_of
 from cepo.microgeo.world import ASSETS
 from cepo.report.diagnosis import Observed, diagnosed
 from cepo.report.responses import RecordedResponse, groups_of
+from cepo.types import TokenBatch
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 CASES = [("5 sides. 5*4=20. \\boxed{20}", 1.0), ("4 sides. 4*4=16. \\boxed{16}", 0.0)]
@@ -91,6 +94,24 @@ def test_a_page_of_many_responses_stays_small(tmp_path: Path) -> None:
     assert "of 20,000 responses, of groups evenly spread over the run" in page.read_text(encoding="utf-8")
 
 
+def test_the_still_picture_is_one_file_without_markup_of_texts(tmp_path: Path) -> None:
+    """A response of 100 lines has 16 in it, among them its only coloured word; there is no element but the drawing's."""
+    picture = tmp_path / "pair.svg"
+    file = rollouts_file(tmp_path, response=f"\n{HOSTILE}" + "\nand so on" * 98)
+    assert main(["look", str(file), "--out", str(tmp_path / "look.html"), "--image", str(picture)]) == 0
+    drawing = ElementTree.parse(picture).getroot()
+    assert {each.tag.partition("}")[2] for each in drawing.iter()} == {"svg", "style", "rect", "text"}
+    tokens = [each for each in drawing.iter() if each.get("class") == "token"]
+    assert len({each.get("y") for each in tokens}) == 16
+    assert "20" in [(each.text or "").strip() for each in tokens]
+    assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8")
+
+
+def test_a_still_picture_is_svg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", str(rollouts_file(tmp_path)), "--image", "pair.png"]) == 2
+    assert capsys.readouterr().err == "cepo look: --image pair.png: the ending must be .svg\n"
+
+
 def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err == f"cepo look: {tmp_path / 'nothing'} does not exist\n"
@@ -117,12 +138,37 @@ def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
         assert wrong.delta is not None
         assert right.delta[0] > 1.0 > 0.0 > wrong.delta[0]
         assert max(right.delta[1:4], key=abs) < 0.5 * right.delta[0]
+    for believed in scored.beliefs:
+        assert [believed[0][0], believed[1][0]] == pytest.approx([0.375, 0.625]), "(1 + 1/2) / 4 and (2 + 1/2) / 4"
+        assert believed[0][1] > 0.5, "after the count of sides"
+        assert believed[1][-1] < believed[1][0]
     clearest, others = contrast_sections(scored)
     assert "“5”" in clearest.notes[0]
     assert len(others.responses) == 8
     assert scored.separation is not None
     assert scored.separation > 0
     assert "nats of a right response" in gauge(scored)
+
+
+def test_noise_is_what_contradicts_the_outcome() -> None:
+    """Of six tokens one had no alternative. Of the others -0.2 and -0.1 speak against: noise 0.1 / 0.6745 = 0.148.
+
+    Above twice that are 0.9 of the right response, and 0.4 of the wrong one, whose contrast is -0.4: two of five.
+    """
+    probability = torch.tensor([[0.5, 0.5, 0.99], [0.5, 0.5, 0.5]])
+    delta = torch.tensor([[0.9, -0.2, -3.0], [-0.4, 0.1, 0.0]])
+    batch = TokenBatch(
+        token_level_rewards=torch.zeros(2, 3),
+        response_mask=torch.ones(2, 3, dtype=torch.bool),
+        old_log_probs=probability.log(),
+        group_ids=torch.zeros(2, dtype=torch.long),
+        teacher_log_probs={"correct": probability.log(), "wrong": probability.log()},
+        correct=torch.tensor([True, False]),
+        has_reference={"correct": torch.tensor([True, True]), "wrong": torch.tensor([True, True])},
+    )
+    noise = contrast_noise(batch, delta)
+    assert noise.nats == pytest.approx(0.1 / 0.6745)
+    assert (noise.for_outcome, noise.against_outcome) == (0.4, 0.0)
 
 
 def test_without_a_mixed_group_there_is_nothing_to_contrast() -> None:

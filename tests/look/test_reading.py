@@ -209,6 +209,22 @@ def test_a_larger_run_is_read_in_evenly_spread_files(tmp_path: Path) -> None:
     assert "5 of 10 files were read" in seen.notes[0]
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_large_file_is_read_in_evenly_spread_blocks(tmp_path: Path, suffix: str) -> None:
+    """Of 10,000 rows, for most = 2,500, every fourth block of 1,000; 1,000 rows are no whole number of groups of 7."""
+    file = tmp_path / f"rows{suffix}"
+    rows = [{"prompt": f"Problem {k // 7}?", "completion": f"{k}", "reward": k % 7 % 2} for k in range(10_000)]
+    if suffix == ".jsonl":
+        write_lines(file, rows)
+    else:
+        pandas.DataFrame(rows).to_parquet(file)
+    seen = read_rollouts_of(file, most=2_500)
+    assert seen.notes == ["Of 10,000 rollouts in a file, blocks evenly spread over it were read."]
+    assert {int(each.response) // 1_000 for each in seen.responses} == {0, 4, 8}
+    assert {len(group.responses) for group in groups_of(seen.responses)} == {7}
+    assert len(read_rollouts_of(file, most=6_000).responses) == 10_000, "up to twice as many are read whole"
+
+
 @pytest.mark.parametrize("name", ["rollouts.pkl", "debug_rollout_data.pt"])
 def test_a_pickle_is_refused_unopened(tmp_path: Path, name: str) -> None:
     class Harmful:

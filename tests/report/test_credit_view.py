@@ -9,7 +9,7 @@ import pytest
 from run_folders import group, rollout, write_run
 
 from cepo.files.trees import Tree
-from cepo.report.credit_view import step_credit
+from cepo.report.credit_view import credit_view, step_credit
 from cepo.report.recorded_run import load_run
 
 DELTA = 0.25
@@ -42,3 +42,18 @@ def test_a_view_without_a_reference_is_the_students(tmp_path: Path) -> None:
     assert right["delta"] == pytest.approx([DELTA] * 3)
     assert wrong["delta"] == [0.0] * 3
     assert wrong["advantage"] == pytest.approx([-0.70710] * 3, abs=1e-4)
+
+
+def test_the_belief_is_above_the_text_of_the_opening_pair(tmp_path: Path) -> None:
+    """The right response's p is (0 + 1/2) / 2: odds of 1/3, times exp(0.25) for each token; the wrong one's odds are 3."""
+    groups = [group(1, [rollout(right=True, delta=DELTA), rollout(right=False, delta=DELTA)])]
+    write_run(tmp_path, [(1, {"loss": 1.0})], groups=groups)
+    view = credit_view(load_run(tmp_path))
+    assert view is not None
+    right, wrong = (side.rows[0] for side in view.contrast.sides)
+    odds = [2.718281828 ** (DELTA * place) / 3 for place in range(3)]
+    assert right.belief == pytest.approx([each / (1 + each) for each in odds])
+    assert wrong.belief == pytest.approx([9 * each / (1 + 9 * each) for each in odds])
+    assert right.belief_points(100, 100) == "0.0,75.0 50.0,70.0 100.0,64.5"
+    assert right.tokens[1].help.endswith(", P(right) 0.30")
+    assert not view.contrast.sides[0].rows[1].belief, "once, above the first text"

@@ -116,11 +116,30 @@ def test_a_fault_in_the_responses_is_named_first(change: Change, first: str) -> 
         ),
         ({"rollout/log_prob_gap_mean": {1: 0.5}}, "sampler and trainer differ"),
         ({"response_length/clip_ratio": {1: 0.6}}, "responses are cut"),
+        (
+            {"val/accuracy": {0: 0.6, 6: 0.72, 12: 0.73}, "val/greedy_accuracy": {0: 0.74, 12: 0.745}},
+            "no headroom is left",
+        ),
     ],
 )
 def test_a_fault_in_the_metrics_is_named_first(metrics: Mapping[str, Mapping[int, float]], first: str) -> None:
     """Metrics replace what the responses say, of which a trainer may record a part."""
     assert names(sound(), metrics)[:1] == [first]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "greedy"),
+    [
+        ({0: 0.6, 6: 0.65, 12: 0.73}, {12: 0.74}),
+        ({0: 0.72, 12: 0.72}, {12: 0.75}),
+        ({0: 0.98, 12: 0.98}, {12: 0.98}),
+        ({0: 0.01, 12: 0.01}, {12: 0.01}),
+        ({12: 0.73}, {12: 0.73}),
+    ],
+    ids=["still gains", "greedy is better", "solved", "knows nothing", "one validation"],
+)
+def test_headroom_is_told_where_both_figures_say_so(sampled: dict[int, float], greedy: dict[int, float]) -> None:
+    assert names(sound(), {"val/accuracy": sampled, "val/greedy_accuracy": greedy}) == []
 
 
 def test_a_finding_has_its_figure_responses_and_one_thing_to_try() -> None:

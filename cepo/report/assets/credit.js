@@ -130,7 +130,7 @@
     const value = columns.value ? curveOf(columns.value) : make("p", { className: "note", textContent: missing });
     const rates = rollout.clip_rates[number];
     const foot = make("div", {}, legendOf(columns), ...(rates ? [clippedOf(rates)] : []), decisive);
-    return make("section", { className: "panel" }, make("h3", { textContent: method }), tokens, value, foot);
+    return make("section", { className: "panel" }, make("h3", { textContent: method }), value, tokens, foot);
   };
 
   // All numbers of one token, beside the panels.
