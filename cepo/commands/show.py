@@ -38,8 +38,8 @@ def show_credit(
     log_to_stderr()
     if Path(model).is_file() or (Path(data) / "config.json").is_file():
         raise ConfigError(f"{model} is no model, or {data} no data: MODEL comes first (cepo show {data} {model} ...)")
-    if out.suffix == ".html":
-        raise ConfigError(f"--out {out}: give a folder, in which report.html is written")
+    if out.suffix == ".html" or out.is_file():
+        raise ConfigError(f"--out {out}: this is a file; give a folder, in which report.html is written")
     require_file("--response", response)
     if not any(setting.startswith("config=") for setting in settings):
         raise ConfigError("give config=FILE, which defines the prompts, the method and its teachers")

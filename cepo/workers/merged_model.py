@@ -24,7 +24,7 @@ from cepo.models.interface import Family
 from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights
-from cepo.run_folder.layout import ACTOR_FOLDER, CHECKPOINT_PREFIX
+from cepo.run_folder.layout import ACTOR_FOLDER, CHECKPOINT_PREFIX, missing_checkpoint
 from cepo.workers.checkpoint import ADAPTER, SHARDS, Shards, shape_of
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,8 @@ def actor_folder(checkpoint: Path) -> Path:
             if irregular is not None:
                 raise CheckpointError(f"{irregular} is not a regular file; give a checkpoint without links and pipes")
             return folder
+    if not checkpoint.is_dir():
+        raise CheckpointError(missing_checkpoint(checkpoint))
     steps = sorted(path.name for path in checkpoint.glob(f"{CHECKPOINT_PREFIX}*"))
     if steps:
         raise CheckpointError(f"{checkpoint} is a run folder; give one of its checkpoints: {', '.join(steps)}")
