@@ -93,6 +93,8 @@ def _remedy(word: str, next_word: str) -> str:
     dotted = re.sub(r"[./]+", ".", key)
     if separator and _SETTING.fullmatch(f"{dotted}="):
         return f" Did you mean '{dotted}={value}'?"
+    if word in _CONFIG_NAMES and next_word:
+        return f" Did you mean 'config={next_word}'?"
     if names_configuration(word):
         return f" Did you mean 'config={word}'?"
     if word.startswith("+"):
@@ -104,7 +106,7 @@ def _remedy(word: str, next_word: str) -> str:
         return f" Did you mean '{colon['key']}={value}'?"
     if "." in word and next_word and _is_value(next_word):
         return f" Did you mean '{word}={next_word}'?"
-    return ""
+    return " For example: config=microgeo/base trainer.max_steps=20"
 
 
 def _refuse_spaces(words: Sequence[str]) -> None:

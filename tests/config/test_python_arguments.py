@@ -45,3 +45,10 @@ def test_a_missing_checkpoint_names_those_of_its_run(tmp_path: Any) -> None:
         CheckpointError, match=r"global_step_7 does not exist; the checkpoints of .* are global_step_20$"
     ):
         cepo.merge(tmp_path / "global_step_7", tmp_path / "merged")
+
+
+def test_an_unknown_type_of_merged_weights_is_refused_before_loading(tmp_path: Any) -> None:
+    from cepo.workers.merged_model import BaseModel, merge_checkpoint
+
+    with pytest.raises(ConfigError, match="dtype=bfloat16: accepted are bf16, fp16, fp32"):
+        merge_checkpoint(tmp_path, tmp_path / "out", BaseModel(path="microgeo:model"), dtype="bfloat16")  # type: ignore[arg-type]
