@@ -49,7 +49,9 @@ __all__ = ["__version__", *_HOMES]
 
 def __getattr__(name):
     if name not in _HOMES:
-        raise AttributeError(f"module 'cepo' has no attribute {name!r}")
+        if name == "CepoTrainer":
+            raise AttributeError("write from cepo.integrations.trl import CepoTrainer")
+        raise AttributeError(f"module 'cepo' has no attribute {name!r}. Known: {', '.join(_HOMES)}")
     from importlib import import_module
 
     home = _HOMES[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cepo.config import RunConfig, check_config
 from cepo.config import load_config as _load_config
+from cepo.errors import ConfigError
 from cepo.files.safe_files import read_objects
 from cepo.files.trees import Fields
 
@@ -179,11 +181,29 @@ class Evaluation:
 
 
 def _arguments(file: Path | str | None, settings: Fields | None) -> list[str]:
-    """Returns a command line. JSON is YAML, so other values than texts keep their type."""
+    """Returns a command line. JSON is YAML, so other values than texts keep their type.
+
+    Raises `ConfigError` if the arguments have other types.
+    """
     words: list[str] = []
     if file is not None:
-        words.append(f"config={file}")
+        if not isinstance(file, str | Path):
+            raise ConfigError(
+                f"the configuration is the name of a file, got a {type(file).__name__}; settings come second, by dotted name: "
+                'cepo.load_config("FILE", {"trainer.max_steps": 20})'
+            )
+        words.append(f"config={str(file).removeprefix('config=')}")
+    if not isinstance(settings, Mapping | None):
+        raise ConfigError(
+            f"settings are a dict by dotted name, such as {{'trainer.max_steps': 20}}, got a {type(settings).__name__}"
+        )
     for key, value in (settings or {}).items():
-        text = str(value) if isinstance(value, str | Path) else json.dumps(value)
+        try:
+            text = str(value) if isinstance(value, str | Path) else json.dumps(value)
+        except TypeError:
+            raise ConfigError(
+                f"{key} has a {type(value).__name__}; accepted: texts, numbers, lists and dicts of them, and None. Data are "
+                "named by a file, a folder or a hub name; write a table of your own as Parquet or JSON lines"
+            ) from None
         words.append(f"{key}={text}")
     return words

@@ -141,9 +141,8 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
     from cepo.trainer.callbacks import CallbackList
 
     if not isinstance(config, RunConfig):  # a name is likely: the other functions of `cepo` take names
-        raise ConfigError(
-            f"cepo.train takes a configuration, got {config!r}; write cepo.train(cepo.load_config({config!r}))"
-        )
+        how = f"cepo.load_config({config!r})" if isinstance(config, str) else 'cepo.load_config("FILE", {...})'
+        raise ConfigError(f"cepo.train takes a configuration, got {config!r}; write cepo.train({how})")
     watchers = CallbackList(callbacks)
     preflight.require_one_process()
     with live_view():

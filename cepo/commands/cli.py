@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -148,7 +148,23 @@ class Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args[0].endswith((".yaml", ".yml")) or args[0].startswith("config="):
             ctx.fail(f"'{args[0]}' is not a command; write cepo train config={args[0].removeprefix('config=')}")
+        if args[0] not in self.commands:
+            ctx.fail(f"No such command '{args[0]}'.{_command_meant(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
+
+
+def _command_meant(word: str, commands: Collection[str]) -> str:
+    """Returns what to write in place of a word that is no command: a command, or the setting that the word is a value of."""
+    from cepo.algorithms import available_estimators
+    from cepo.config.paths import config_names
+
+    if word in config_names():
+        return f" It is a configuration; write cepo train config={word}"
+    if word in available_estimators():
+        return f" It is a method; write cepo train config=FILE algorithm.adv_estimator={word}"
+    if "=" in word:
+        return f" It is a setting; write cepo train config=FILE {word}"
+    return did_you_mean(word, commands) or f" Commands: {', '.join(commands)}"
 
 
 @click.group(

@@ -45,6 +45,7 @@ def make_credit_plan(
     """Resolves and checks a command line without loading a model; the parameters are the options of `cepo credit`."""
     from cepo.config.path_checks import check_model_and_data
     from cepo.credit.method_list import read_methods
+    from cepo.credit.truth import require_measurement_folder
 
     sources = [] if data is None else [f"data.train_files={data}"]
     config, actor = config_of_checkpoint(checkpoint, [*settings, *sources], also=TRAINED, unread=(VAL_FILES,))
@@ -54,13 +55,15 @@ def make_credit_plan(
         )
     check_model_and_data(config.worker.actor.model.model_path, config.data.train_sources)
     name = name_of_results(checkpoint or config.worker.actor.model.model_path)
+    folder = Path(out or f"credit/{name}")
+    require_measurement_folder(folder)
     return CreditPlan(
         config=config,
         checkpoint=checkpoint,
         actor=actor,
         methods=read_methods(methods, plain_tree(config)["algorithm"]),
         numbers=numbers,
-        out=Path(out or f"credit/{name}"),
+        out=folder,
     )
 
 

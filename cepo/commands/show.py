@@ -26,6 +26,14 @@ def show_credit(
 
     The parameters are the arguments of `cepo show`.
     """
+    if Path(model).is_file() or (Path(data) / "config.json").is_file():
+        raise ConfigError(f"{model} is no model, or {data} no data: MODEL comes first (cepo show {data} {model} ...)")
+    if out.suffix == ".html" or out.is_file():
+        raise ConfigError(f"--out {out}: this is a file; give a folder, in which report.html is written")
+    require_file("--response", response)
+    if not any(setting.startswith("config=") for setting in settings):
+        raise ConfigError("give config=FILE, which has the prompts, the method and its teachers, as microgeo/cepo does")
+
     from cepo.microgeo.world import with_embedded_world
     from cepo.report.clip_table import clip_table
     from cepo.report.page import write_report
@@ -36,13 +44,6 @@ def show_credit(
     from cepo.workers.worker import Worker
 
     log_to_stderr()
-    if Path(model).is_file() or (Path(data) / "config.json").is_file():
-        raise ConfigError(f"{model} is no model, or {data} no data: MODEL comes first (cepo show {data} {model} ...)")
-    if out.suffix == ".html":
-        raise ConfigError(f"--out {out}: give a folder, in which report.html is written")
-    require_file("--response", response)
-    if not any(setting.startswith("config=") for setting in settings):
-        raise ConfigError("give config=FILE, which defines the prompts, the method and its teachers")
     text = None if response is None else read_text(response).rstrip("\n")
     config, actor = config_of_checkpoint(model, [*_settings_of_one_step(data, problems, out), *settings])
     with ExitStack() as stack, live_view():

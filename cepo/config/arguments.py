@@ -41,7 +41,7 @@ def settings_in(words: Sequence[str], explained: Callable[[str, str], str] | Non
 
 
 def _flags_in(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns key and value of each `--key value`, `--key=value` and `--key`, whose value is true."""
+    """Returns key and value of each `--key value`, `--key=value`, `--key a b` (a list) and `--key`, whose value is true."""
     flags: list[tuple[str, str]] = []
     for position, word in enumerate(words):
         flag = _FLAG.fullmatch(word)
@@ -49,8 +49,8 @@ def _flags_in(words: Sequence[str]) -> list[tuple[str, str]]:
             continue
         value = flag["value"]
         if value is None:
-            next_word = words[position + 1] if position + 1 < len(words) else ""
-            value = next_word if next_word and _is_value(next_word) else "true"
+            values = list(itertools.takewhile(_is_value, words[position + 1 :]))
+            value = f"[{','.join(values)}]" if len(values) > 1 else next(iter(values), "true")
         flags.append((flag["key"].replace("-", "_"), value))
     return flags
 
@@ -93,6 +93,8 @@ def _remedy(word: str, next_word: str) -> str:
     dotted = re.sub(r"[./]+", ".", key)
     if separator and _SETTING.fullmatch(f"{dotted}="):
         return f" Did you mean '{dotted}={value}'?"
+    if word in _CONFIG_NAMES and next_word:
+        return f" Did you mean 'config={next_word}'?"
     if names_configuration(word):
         return f" Did you mean 'config={word}'?"
     if word.startswith("+"):
@@ -104,7 +106,7 @@ def _remedy(word: str, next_word: str) -> str:
         return f" Did you mean '{colon['key']}={value}'?"
     if "." in word and next_word and _is_value(next_word):
         return f" Did you mean '{word}={next_word}'?"
-    return ""
+    return " For example: config=microgeo/base trainer.max_steps=20"
 
 
 def _refuse_spaces(words: Sequence[str]) -> None:

@@ -22,6 +22,8 @@ from cepo.sections.reader import default_tree
 _OTHER_FUNCTION = re.compile(r"(?P<module>[\w./-]+?)(?:\.py)?(?:::|:|\.|#|/)(?P<function>[A-Za-z_]\w*)(?:\(\))?")
 """Matches `module.function`, `file.py::function`, `file:function` and the like."""
 SIGNIFICANT_BITS = {"bf16": 8, "fp16": 11, "fp32": 24}
+LEAST_PIXELS = 64 * 64
+"""A limit on an image's pixels below this is likely meant as a side or as a number of tokens."""
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
 
@@ -354,6 +356,7 @@ def plan_lines(config: RunConfig) -> list[str]:
         f"length: {trainer.total_epochs} epochs" if trainer.max_steps is None else f"length: {trainer.max_steps} steps",
         f"learning rate: {_learning_rate_in_words(config.worker.actor.optim)}",
         f"devices: {_devices_in_words(config)}",
+        f"validation: {data.val_files or 'none (data.val_files is null)'}",
         f"run folder: {trainer.run_folder}",
     ]
     if config.needs_critic:
@@ -364,7 +367,9 @@ def plan_lines(config: RunConfig) -> list[str]:
             f"critic: all weights of {critic.model.model_path}, {steps} optimizer updates per step, "
             f"learning rate {critic.optim.lr:g}"
         )
-    lines += [f"note: {line}" for line in (*_settings_not_read(config), *_lost_to_rounding(config))]
+    lines += [
+        f"note: {line}" for line in (*_settings_not_read(config), *_lost_to_rounding(config), *_likely_mistakes(config))
+    ]
     if config.set_with_method:
         changed = ", ".join(f"{key}={value} (else {other})" for key, (value, other) in config.set_with_method.items())
         lines.append(
@@ -374,6 +379,23 @@ def plan_lines(config: RunConfig) -> list[str]:
     if rollout.top_p < 1 or rollout.top_k > 0:
         lines.append(
             "note: top_p or top_k truncates the distribution that is sampled; log-probs are those of the whole distribution"
+        )
+    return lines
+
+
+def _likely_mistakes(config: RunConfig) -> list[str]:
+    """Returns values that are accepted and seldom meant: validation on training data, and images of few pixels."""
+    data = config.data
+    lines: list[str] = []
+    if data.val_files in data.train_sources:
+        lines.append(
+            f"data.val_files={data.val_files} is trained on too, so its accuracy says nothing of other problems"
+        )
+    if data.max_pixels is not None and data.max_pixels < LEAST_PIXELS:
+        side = math.isqrt(data.max_pixels)
+        lines.append(
+            f"data.max_pixels={data.max_pixels} is an image's width times its height, neither a side nor tokens: images are "
+            f"reduced to about {side} x {side}"
         )
     return lines
 

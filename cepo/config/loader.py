@@ -78,6 +78,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
         merged = _merged(sources, merged_trees(defaults, presets))
     resolved = _resolved(merged, origins)
     _require_rank_of_lora(resolved, origins)
+    _leave_out_validation(resolved, origins)
     _fit_optimizer_batch(resolved, origins)
     tree, without_effect = without_engine_keys(resolved, origins)
     run = _read_run(tree, origins)
@@ -104,6 +105,19 @@ def _require_rank_of_lora(tree: Tree, origins: Origins) -> None:
             f"{key} is set, and {rank_key} is 0, so all weights would be trained. Set {rank_key}=16 for an adapter, or "
             f"{rank_key}=0 beside it if all weights shall be trained.",
         )
+
+
+def _leave_out_validation(tree: Tree, origins: Origins) -> None:
+    """Turns validation off where `data.val_files` is null, unless the user asks for it beside that.
+
+    What a file asks for ends with `data.val_files=null`, and what is a default with a null that is one too.
+    """
+    if tree["data"].get("val_files") is not None:
+        return
+    asked_for = origins.arguments if "data.val_files" in origins.places else origins.places
+    for name, off in (("val_before_train", False), ("val_freq", -1)):
+        if f"trainer.{name}" not in asked_for:
+            tree["trainer"][name] = off
 
 
 def _set_with_method(sources: Sequence[Source], defaults: Tree, origins: Origins) -> dict[str, tuple[object, object]]:

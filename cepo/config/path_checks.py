@@ -16,6 +16,8 @@ from cepo.run_folder.layout import last_checkpoint
 _HUB_ADDRESS = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?:datasets/|models/)?(?P<name>[\w.-]+/[\w.-]+)"
 )
+_OTHER_SPLITS: Mapping[str, str] = dict.fromkeys(("dev", "eval", "test", "testmini", "val"), "validation")
+"""What other data sets call the problems that are not trained on."""
 _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".tsv", ".arrow")
 
 
@@ -43,6 +45,8 @@ def require_folder(key: str, path: str | None) -> None:
     if path is None:
         return
     folder = find_path(path)
+    if folder is not None and folder.is_file():
+        raise ConfigError(f"{key}={path} is a file; give a folder, such as {folder.absolute().parent}.")
     if folder is None or not folder.is_dir():
         raise ConfigError(f"{key}={path}: there is no such folder ({searched(path)}).{near_path(path)}")
 
@@ -52,7 +56,8 @@ def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
     if not name.startswith("microgeo:"):
         return False
     if name not in known:
-        near = did_you_mean(name, known)
+        other_split = f"microgeo:{_OTHER_SPLITS.get(name.removeprefix('microgeo:'))}"
+        near = f" Did you mean '{other_split}'?" if other_split in known else did_you_mean(name, known)
         raise ConfigError(f"{key}={name}: unknown part of the built-in toy task.{near} Known: {', '.join(known)}.")
     return True
 

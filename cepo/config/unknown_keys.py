@@ -16,6 +16,7 @@ from cepo.files.trees import Fields, is_mapping, leaves
 _MOST_NAMES = 12
 _NEAR_ELSEWHERE = 0.9
 """How near a name of another section must be: there are so many that some name is always a little alike."""
+_NEAR_IN_TRANSLATION = 0.75
 _LOSSES = "worker.actor.loss"
 
 
@@ -77,7 +78,13 @@ class KnownKeys:
             return f"Did you mean '{_joined(section, nearby)}'?"
         translation = translation_of(key, written(value))
         if translation is not None:
-            return str(translation)
+            missing = next((name for name in translation.keys if not self._exists(name)), None)
+            if missing is None:
+                return str(translation)
+            section, _, name = missing.rpartition(".")
+            near = nearest_name(name, self.sections.get(section, []), cutoff=_NEAR_IN_TRANSLATION)
+            instead = "leave it out" if near is None else f"did you mean '{section}.{near}'?"
+            return f"This is a name of {translation.program}, and nothing here has its meaning; {instead}"
         moved = self._moved(key)
         if moved is not None:
             return f"Did you mean '{moved}'?"
@@ -90,6 +97,11 @@ class KnownKeys:
             places = [known for known in self.settings if known.rpartition(".")[2] == near_elsewhere]
             return f"Did you mean '{min(places, key=len)}'?"
         return self._listed(section)
+
+    def _exists(self, key: str) -> bool:
+        """Returns whether a key is a setting, an entry of a setting that is a mapping, or a key that EasyR1 has."""
+        parents = [".".join(key.split(".")[:depth]) for depth in range(2, key.count(".") + 2)]
+        return any(name in self.settings for name in parents) or key in self.accepted or self.is_explained(key)
 
     def _moved(self, key: str) -> str | None:
         """Returns the shortest known key that ends as `key` does, with as many of its last names as possible."""
@@ -113,7 +125,9 @@ class KnownKeys:
 
 def what_to_write(key: str, value: str) -> str:
     """Returns what to write in place of a flag `--key value`, which may be one of another program's."""
-    known = KnownKeys([setting.key for setting in all_settings()], [], lambda _: False)
+    from cepo.config.easyr1 import EASYR1_KEYS, is_explained
+
+    known = KnownKeys([setting.key for setting in all_settings()], list(EASYR1_KEYS), is_explained)
     if key in known.settings:
         return f"write {key}={value}"
     return known.explained(key, value)

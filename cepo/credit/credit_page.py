@@ -19,6 +19,8 @@ from cepo.report.html_page import CreditedResponse, Dot, DotPlot, Section, table
 PAGE_FILE = "credit.html"
 _UNIFORM = "uniform"
 _MOST_RESPONSES = 12
+_LEAST_PROBLEMS = 10
+"""Of fewer problems no method is ranked: standard errors over problems say little."""
 _LEAST_FULL_COLOUR = 0.25
 """Of the true credit, full colour is the response's largest |A*|, but at least this."""
 
@@ -27,6 +29,12 @@ def credit_headline(results: Fields) -> str:
     """Returns the result in one sentence: the best method beside uniform credit, with errors, and what is possible."""
     if "credit" not in results:
         return _headline_of_knowledge(results["knowledge"])
+    num_problems = results["counts"]["problems"]
+    if num_problems < _LEAST_PROBLEMS:
+        return (
+            f"{num_problems} problem{'s' if num_problems > 1 else ''} cannot rank methods: errors over so few say little. "
+            f"Measure at least {_LEAST_PROBLEMS} (data.rollout_batch_size) and more responses (--responses)."
+        )
     rows = _ranked(results["credit"])
     uniform = next((row for row in rows if _UNIFORM in row["names"]), None)
     methods = [row for row in rows if row["kind"] == "method" and row is not uniform]
@@ -36,7 +44,8 @@ def credit_headline(results: Fields) -> str:
     r_of_best = _with_error(best["pearson"])
     r_of_uniform = _with_error(uniform["pearson"])
     sentence = (
-        f"The credit of {best['name']} agrees with the truth at r = {r_of_best}, uniform credit at {r_of_uniform}"
+        f"The credit of {best['name']} correlates with the true credit by r = {r_of_best}, "
+        f"uniform credit by {r_of_uniform}"
     )
     better_baselines: list[Fields] = []
     for row in rows:
@@ -45,7 +54,7 @@ def credit_headline(results: Fields) -> str:
     if better_baselines:
         baseline = better_baselines[0]
         r_of_baseline = _with_error(baseline["pearson"])
-        sentence += f", and {baseline['name']}, a baseline, at {r_of_baseline}"
+        sentence += f", and {baseline['name']}, a baseline, by {r_of_baseline}"
     ceiling = results["ceiling"]["value"]
     if ceiling is not None:
         sentence += f"; perfect credit would reach {ceiling:.2f}"

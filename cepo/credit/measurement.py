@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from cepo.run_folder.pictures import png_bytes
 from cepo.run_folder.writing import encode_line, finite_or_none, write_atomically
 from cepo.terminal.progress import phase
 from cepo.trainer.rollouts import Rollouts
+
+logger = logging.getLogger(__name__)
 
 TRACES_FILE = "traces.jsonl"
 _ORACLE = "oracle"
@@ -64,6 +67,7 @@ def measured(
     )
     if dry_run:
         return work, {}
+    logger.info("%s; --dry-run ends here, and fewer --responses, --tokens and --continuations take less time", work)
     continued.sample(prefixes)
     with phase("scoring the responses by every teacher"):
         signals = signals_of(rollouts, methods, session)

@@ -85,7 +85,9 @@ def _dotted_key(text: str, key: str, known_keys: Sequence[str]) -> str:
     if len(candidates) == 1:
         return candidates[0]
     last_names = [known_key.rpartition(".")[2] for known_key in known_keys]
-    raise ConfigError(f"methods: '{text}': the method has no setting '{key}'.{did_you_mean(key, last_names)}")
+    raise ConfigError(
+        f"methods: '{text}': the method has no setting '{key}'.{did_you_mean(key, last_names)} Known: {', '.join(known_keys)}"
+    )
 
 
 def _require_advantages(text: str, estimator: Estimator) -> None:

@@ -100,6 +100,14 @@ def needed_prefixes(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]]) -> 
     return sorted(prefixes.values(), key=lambda prefix: (len(prefix.tokens), prefix.problem, prefix.tokens))
 
 
+def require_measurement_folder(folder: Path) -> None:
+    """Raises `ConfigError` if a folder for results holds something else than a measurement."""
+    if folder.is_file():
+        raise ConfigError(f"--out {folder} is a file; give a folder")
+    if folder.exists() and not (folder / SETTINGS_FILE).exists() and any(folder.iterdir()):
+        raise ConfigError(f"--out {folder} does not hold a measurement; give a new folder")
+
+
 def claim_folder(folder: Path, effort: Fields, config: RunConfig) -> None:
     """Writes the settings that the folder's samples depend on, or compares them with those that the folder has.
 
@@ -131,8 +139,7 @@ def claim_folder(folder: Path, effort: Fields, config: RunConfig) -> None:
                 "settings to resume it, or a new folder"
             )
         return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--out {folder} does not hold a measurement; give a new folder")
+    require_measurement_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(flat, indent=1) + "\n")
 

@@ -84,7 +84,9 @@ def make_plan(options: Mapping[str, str], config: RunConfig, actor: Path | None,
         raise ConfigError("there is nothing to evaluate on: give data=SOURCE; data.val_files is null")
     check_model_and_data(config.worker.actor.model.model_path, [source.source for source in sources])
     out = Path(options["out"]) if "out" in options else _free_folder(name)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.is_file():
+        raise ConfigError(f"--out {out} is a file; give a new folder")
+    if out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out {out} is not empty; give a new folder")
     return Plan(
         config=config,

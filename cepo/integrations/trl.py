@@ -13,8 +13,6 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.image_utils import load_image
-from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]
-from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[reportMissingImports]
 
 from cepo.data.answer_column import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
@@ -25,6 +23,14 @@ from cepo.models.patch_mask import PatchMask, black_rows, patch_size_of
 from cepo.models.response_end import SAMPLED_HERE, ResponseEnd, response_end, warn_of_undeclared_end
 from cepo.models.text_codec import TextCodec
 from cepo.types import TokenSignal
+
+try:
+    from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]
+    from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[reportMissingImports]
+except ModuleNotFoundError as error:
+    if error.name != "trl":
+        raise
+    raise ModuleNotFoundError(f"{__name__} needs TRL: pip install 'trl==1.16.0'", name="trl") from error
 
 _PADDED = {"padding": True, "padding_side": "left", "add_special_tokens": False, "return_tensors": "pt"}
 

@@ -14,7 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import transfer_queue as tq  # pyright: ignore[reportMissingImports]
+
+try:
+    import transfer_queue as tq  # pyright: ignore[reportMissingImports]
+except ModuleNotFoundError as error:
+    what = "pip install 'verl[verl-core,vllm]==0.9.1', in an environment of its own: docs/verl.md"
+    raise ModuleNotFoundError(f"{__name__} needs verl: {what}", name=error.name) from error
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 from tensordict import TensorDict  # pyright: ignore[reportMissingImports]

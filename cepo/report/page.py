@@ -22,6 +22,7 @@ from cepo.report.recorded_run import RunData, as_yaml, load_run
 from cepo.report.samples import Sample, samples_table
 from cepo.report.summary import page_results, result_lines, subtitle, summary_rows
 from cepo.run_folder.environment import read_environment
+from cepo.run_folder.layout import run_folder_of
 from cepo.run_folder.records import read_generations
 from cepo.terminal.lines import without_controls
 
@@ -47,8 +48,11 @@ class Run(RunData):
 
 
 def open_run(folder: Path | str) -> Run:
-    """Opens a run folder, which may have no steps yet; raises `DataError` if it or a file is missing or broken."""
-    return Run(**vars(load_run(Path(folder))))
+    """Opens a run folder, which may have no steps yet, or the one that a checkpoint lies in.
+
+    Raises `DataError` if it or a file is missing or broken.
+    """
+    return Run(**vars(load_run(run_folder_of(Path(folder)))))
 
 
 def write_report(run_folder: Path, out: Path | None = None) -> Path:

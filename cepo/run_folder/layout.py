@@ -77,6 +77,16 @@ def run_folder_of(path: Path) -> Path:
     return path
 
 
+def missing_checkpoint(path: Path) -> str:
+    """Says for an error that a checkpoint's folder does not exist, and which ones its run has."""
+    if path.is_file():
+        return f"{path} is a file; give the checkpoint, a folder {CHECKPOINT_PREFIX}<N>"
+    others = [folder.name for folder in checkpoint_folders(path.parent).values()]
+    if others:
+        return f"{path} does not exist; the checkpoints of {path.parent} are {', '.join(others)}"
+    return f"{path} does not exist; give a checkpoint of a run, a folder {CHECKPOINT_PREFIX}<N>"
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """Returns the checkpoint that `folder` is, or the last one of the run folder that it is; None if it is neither."""
     if (folder / STATE_FILE).is_file():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig, check_config
+from cepo.config.listing import written
 from cepo.config.path_checks import require_weights
 from cepo.config.schema import TrainerConfig
 from cepo.config.worker_schema import ActorConfig
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
     from cepo.rewards.pool import RewardPool
 
 logger = logging.getLogger("cepo.train")
+_VARIABLES_OF_OTHERS = {
+    "MAX_PIXELS": "data.max_pixels",
+    "MIN_PIXELS": "data.min_pixels",
+    "FPS": "data.video_fps",
+    "NPROC_PER_NODE": "trainer.n_gpus_per_node",
+    "NNODES": "trainer.nnodes",
+    "WANDB_PROJECT": "trainer.project_name",
+}
+"""What ms-swift, torchrun and W&B read from the environment, with the setting that holds it here."""
 _PLAN_COLUMNS = 80
 _THREADS = "OMP_NUM_THREADS"
 _ENDS_IN_ANSWER = re.compile(r"\S\s*####\s*\S")
@@ -63,8 +73,7 @@ def check_run(config: RunConfig) -> None:
     check_sinks(config.trainer.logger)
     require_writable(config.trainer.run_folder)
     threads = limited_threads(config.trainer)
-    if threads is not None:
-        lines = [*lines, threads]
+    lines += [*unread_variables(config), *([] if threads is None else [threads])]
     logger.info("plan\n%s", "\n".join(plan_table(lines)))
     with interrupts.loading(), phase("checking devices"):
         devices = check_devices(config.trainer)
@@ -116,6 +125,18 @@ def require_writable(folder: Path) -> None:
 def ray_address(trainer: TrainerConfig) -> str | None:
     """Returns the address of the Ray cluster that a run joins; None if it starts one on this machine."""
     return trainer.ray_address or os.environ.get("RAY_ADDRESS") or None
+
+
+def unread_variables(config: RunConfig) -> list[str]:
+    """Returns the variables of the environment that other programs read and this one does not, if they differ from a setting."""
+    lines: list[str] = []
+    for variable, key in _VARIABLES_OF_OTHERS.items():
+        section, _, name = key.partition(".")
+        setting = getattr(getattr(config, section), name)
+        value = os.environ.get(variable)
+        if value is not None and value != str(setting):
+            lines.append(f"note: {variable}={value} is not read here; the setting {key} is {written(setting)}")
+    return lines
 
 
 def limited_threads(trainer: TrainerConfig) -> str | None:

@@ -46,10 +46,12 @@ class Callback:
 class CallbackList(Callback):
     """Calls several callbacks in their order.
 
-    Raises `ConfigError`: one is a class or no `Callback`, or has a method `after_*` that is never called.
+    Raises `ConfigError`: one is a class or no `Callback`, or has a method `after_*`, `before_*` or `on_*` that is never called.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
+        if isinstance(callbacks, Callback):
+            raise ConfigError(f"callbacks is a list; write callbacks=[{type(callbacks).__name__}()]")
         for callback in callbacks:
             _check(callback)
         self._callbacks = callbacks
@@ -90,6 +92,7 @@ def _check(callback: object) -> None:
         raise ConfigError(f"callbacks has a {type(callback).__name__}; derive it from cepo.Callback")
     stages = [name for name in dir(Callback) if name.startswith("after_")]
     for name in dir(callback):
-        if name.startswith("after_") and name not in stages:
+        is_hook = name.startswith(("after_", "before_", "on_")) and callable(getattr(callback, name))
+        if is_hook and name not in stages:
             meant = " Did you mean 'after_sample'?" if name == "after_ask" else did_you_mean(name, stages)
             raise ConfigError(f"{type(callback).__name__}.{name} is never called.{meant} Known: {', '.join(stages)}")

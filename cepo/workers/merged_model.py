@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pydantic
 import torch
@@ -23,7 +23,7 @@ from cepo.models.interface import Family
 from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights
-from cepo.run_folder.layout import ACTOR_FOLDER, CHECKPOINT_PREFIX
+from cepo.run_folder.layout import ACTOR_FOLDER, CHECKPOINT_PREFIX, missing_checkpoint
 from cepo.workers.checkpoint import ADAPTER, SHARDS, Shards, shape_of
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ def actor_folder(checkpoint: Path) -> Path:
             if irregular is not None:
                 raise CheckpointError(f"{irregular} is not a regular file; give a checkpoint without links and pipes")
             return folder
+    if not checkpoint.is_dir():
+        raise CheckpointError(missing_checkpoint(checkpoint))
     steps = sorted(path.name for path in checkpoint.glob(f"{CHECKPOINT_PREFIX}*"))
     if steps:
         raise CheckpointError(f"{checkpoint} is a run folder; give one of its checkpoints: {', '.join(steps)}")
@@ -106,7 +108,10 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
 
     Raises:
         CheckpointError: the base cannot be read, the checkpoint does not match it, or `out` is not empty.
+        ConfigError: `dtype` is another one.
     """
+    if dtype not in (None, *get_args(FloatType)):
+        raise ConfigError(f"dtype={dtype}: accepted are {', '.join(get_args(FloatType))}, or None for the base's")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty; give a new folder")
     processing, model = _load_base(base, read_quantization(actor / ADAPTER))

@@ -14,7 +14,7 @@ from cepo.config.untrusted_record import CHAT_TEMPLATE, MODEL, recorded_for_eval
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
 from cepo.files.safe_files import read_text
 from cepo.files.trees import Fields
-from cepo.run_folder.layout import CHECKPOINT_PREFIX, CONFIG_FILE
+from cepo.run_folder.layout import CHECKPOINT_PREFIX, CONFIG_FILE, missing_checkpoint
 
 if TYPE_CHECKING:
     from cepo.workers.merged_model import BaseModel
@@ -72,9 +72,7 @@ def _resolved(checkpoint: str | None) -> tuple[Path | None, str | None]:
     on_hub = not path.exists() and HUB_NAME.fullmatch(checkpoint) and not path.name.startswith(CHECKPOINT_PREFIX)
     if path.is_dir() or checkpoint in MICROGEO_MODELS or on_hub:
         return None, checkpoint
-    raise CheckpointError(
-        f"checkpoint={checkpoint}: there is no such folder; give global_step_<N>, a model folder or a hub name org/name"
-    )
+    raise CheckpointError(f"{missing_checkpoint(path)}; or give a model folder, or a hub name org/name")
 
 
 def _with_base(config: RunConfig, actor: Path, given: Collection[str]) -> RunConfig:

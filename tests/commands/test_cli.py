@@ -136,3 +136,17 @@ def test_a_model_of_9_trillion_parameters_exits_1_and_names_lora(
     assert "-> what helps: LoRA (worker.actor.model.lora.rank=16)" in report
     assert "checkpoints │ fail" in report
     assert report.count("│ fail │") == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("grpo", "It is a method; write cepo train config=FILE algorithm.adv_estimator=grpo"),
+        ("geo3k/cepo", "It is a configuration; write cepo train config=geo3k/cepo"),
+        ("trainer.max_steps=3", "It is a setting; write cepo train config=FILE trainer.max_steps=3"),
+        ("sft", "Commands: train, quickstart, config, "),
+    ],
+)
+def test_a_word_that_is_no_command_is_told_its_place(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 2
+    assert f"No such command '{word}'. {meant}" in capsys.readouterr().err

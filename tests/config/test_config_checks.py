@@ -47,11 +47,13 @@ FAULTS = [
     ("worker.rollout.name=transformers worker.actor.rollout_is=mask worker.rollout.quantization=fp8",
      "settings of vLLM", "worker.rollout.name=transformers", "auto or vllm"),
     ("worker.rollout.quantization=fp8", "quantization=fp8 with worker.actor.rollout_is=none", "rollout_is=truncate"),
-    ("data.val_files=null", "trainer.val_before_train=true", "Set data.val_files"),
-    ("data.val_files=null trainer.val_before_train=false trainer.val_freq=5", "trainer.val_freq=5"),
+    ("data.val_files=null trainer.val_before_train=true", "trainer.val_before_train=true", "Set data.val_files"),
+    ("data.val_files=null trainer.val_freq=5", "trainer.val_freq=5"),
     ("data.val_files=null trainer.val_before_train=false trainer.val_only=true", "trainer.val_only=true"),
     ("data.override_chat_template=no.jinja", "data.override_chat_template=no.jinja"),
     ("data.override_chat_template=/usr/bin/env", "override_chat_template=/usr/bin/env", "text in UTF-8"),
+    ("data.val_files=microgeo:test", "Did you mean 'microgeo:validation'?"),
+    ("data.image_dir=README.md", "data.image_dir=README.md is a file; give a folder"),
     ("data.image_dir=no/such", "data.image_dir=no/such: there is no such folder"),
     ("data.train_files=../nowhere-at-all", "not found (", "not a hub name (org/name@split)"),
     ("data.train_files=org/name@a@b", "one '@'"),
@@ -294,3 +296,25 @@ def test_a_fault_in_the_critics_section_matters_where_needed(argument: str, word
     with pytest.raises(ConfigError, match=words):
         check_config(with_critic(argument))
     check_config(load_config([BASE, argument]))
+
+
+def test_null_validation_files_alone_turn_validation_off() -> None:
+    """The base file asks for a validation before the run; data.val_files=null ends that, as its description says."""
+    config = load_config([BASE, "data.val_files=null"])
+    assert (config.trainer.val_before_train, config.trainer.val_freq) == (False, -1)
+    assert "validation: none (data.val_files is null)" in check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("argument", "note"),
+    [
+        ("data.val_files=microgeo:train", "data.val_files=microgeo:train is trained on too"),
+        ("data.max_pixels=1", "reduced to about 1 x 1"),
+        ("data.max_pixels=1280", "neither a side nor tokens: images are reduced to about 35 x 35"),
+    ],
+)
+def test_the_plan_notes_values_that_are_seldom_meant(argument: str, note: str) -> None:
+    """Each is accepted and trained with; floor(sqrt(1280)) = 35."""
+    notes = [line for line in check_config(load_config([BASE, argument])) if note in line]
+    assert len(notes) == 1
+    assert not any(note in line for line in check_config(load_config([BASE])))

@@ -77,6 +77,16 @@ def test_every_unknown_key_is_listed_in_file_order(tmp_path: Path) -> None:
         ("worker.reward.score_function=a.py:f", "write worker.reward.reward_function=a.py:f"),
         ("actor_rollout_ref.actor.optim.lr=1", "write worker.actor.optim.lr=1"),
         ("actor_rollout_ref.rollout.val_kwargs.top_p=1", "write worker.rollout.val_override_config.top_p=1"),
+        ("actor_rollout_ref.rollout.val_kwargs.do_sample=true", "leave it out: a temperature above 0 samples"),
+        ("actor_rollout_ref.actor.megatron.tp=2", "a name of verl, and nothing here has its meaning; leave it out"),
+        ("actor_rollout_ref.actor.max_grad_nrm=2", "did you mean 'worker.actor.max_grad_norm'?"),
+        ("actor_rollout_ref.rollout.enforce_eager=true", "write worker.rollout.enforce_eager=true"),
+        ("algorithm.use_kl_in_reward=false", "leave it out: a KL enters the loss by algorithm.use_kl_loss=true"),
+        ("worker.rollout.max_tokens=512", "write data.max_response_length=512"),
+        ("algorithm.method=cepo", "write algorithm.adv_estimator=cepo"),
+        ("worker.actor.lora.r=16", "write worker.actor.model.lora.rank=16"),
+        ("steps=5", "write trainer.max_steps=5"),
+        ("trainer.gpus=2", "write trainer.n_gpus_per_node=2"),
         ("algorithm.norm_adv_by_std_in_grpo=false", "write algorithm.advantage.scale=none"),
         ("freeze_vit=true", "write worker.actor.model.freeze_vision_tower=true"),
         ("num_processes=8", "write trainer.n_gpus_per_node=8"),
@@ -118,3 +128,23 @@ def test_a_long_list_of_known_names_is_cut() -> None:
     message = message_of([*REQUIRED, "trainer.qqq=1"])
     assert "... (cepo help trainer lists all" in message
     assert len(message) < 400
+
+
+def test_a_list_after_a_flag_is_one_value() -> None:
+    """TRL and ms-swift take several words after a flag; the next flag ends them."""
+    words = [
+        "--reward_funcs",
+        "accuracy",
+        "format",
+        "--lora_target_modules",
+        "q_proj",
+        "v_proj",
+        "--num_generations",
+        "8",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        settings_in(words, what_to_write)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert lines[2].endswith("write 'worker.actor.model.lora.target_modules=[q_proj,v_proj]'")
+    assert lines[3].endswith("write worker.rollout.n=8")

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from run_folders import PICTURE, group, rollout, write_run
 
 from cepo.credit.agreement import QUARTERS
-from cepo.credit.credit_page import write_credit_page
+from cepo.credit.credit_page import credit_headline, write_credit_page
 from cepo.evaluation.evaluation_page import write_evaluations
 from cepo.evaluation.results import write_results
 from cepo.evaluation.statistics import benchmark_figures
@@ -517,7 +517,7 @@ def test_one_evaluation_shows_its_wrong_responses_first(browser: Browser, tmp_pa
 CREDIT = {
     "description": {"checkpoint": None, "model": "tiny/model", "generator": "vllm"},
     "counts": dict.fromkeys(("problems", "responses", "tokens", "decisive_tokens", "prefixes", "continuations"), 4)
-    | {"tokens_sampled": 900, "share_right": 0.5},
+    | {"problems": 12, "tokens_sampled": 900, "share_right": 0.5},
     "ceiling": {"value": 0.9, "error": 0.05, "low": 0.8, "high": 1.0},
 }
 
@@ -542,6 +542,15 @@ def credit_results(**pearson: float | None) -> dict[str, Any]:
     return {**CREDIT, "knowledge": [known], "credit": rows, "value": rows}
 
 
+def test_a_credit_of_two_problems_ranks_no_method() -> None:
+    """Errors over two problems can be 0, as in "AUROC 1.000 ± 0.000"; from ten on the best method is named."""
+    results = credit_results(uniform=0.1, cepo=0.4)
+    few = results | {"counts": results["counts"] | {"problems": 2}}
+    assert credit_headline(few).startswith("2 problems cannot rank methods: errors over so few say little.")
+    enough = results | {"counts": results["counts"] | {"problems": 10}}
+    assert credit_headline(enough).startswith("The credit of cepo correlates with the true credit by r = 0.40")
+
+
 def trace(problem: str, *, is_right: bool, credit: Sequence[float | None]) -> dict[str, Any]:
     """A measured response of three tokens, of which a method gives the last four times the credit of the first."""
     sign = 1.0 if is_right else -1.0
@@ -562,7 +571,7 @@ def test_the_credit_page_answers_first_and_sorts_its_dots(browser: Browser, tmp_
     opened = Opened(browser, write_credit_page(results, tmp_path / "credit.html"))
     page = opened.page
     assert opened.text(".headline") == (
-        "The credit of cepo agrees with the truth at r = 0.40 ± 0.10, uniform credit at 0.10 ± 0.10; "
+        "The credit of cepo correlates with the true credit by r = 0.40 ± 0.10, uniform credit by 0.10 ± 0.10; "
         "perfect credit would reach 0.90."
     )
     assert page.locator("h2").all_text_contents() == [

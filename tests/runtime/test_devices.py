@@ -20,7 +20,7 @@ from cepo.errors import ConfigError
 from cepo.hardware import device_in_words, require_devices, require_usable_torch
 from cepo.runtime import network
 from cepo.runtime.network import why_no_answer
-from cepo.runtime.preflight import limited_threads
+from cepo.runtime.preflight import limited_threads, unread_variables
 
 
 class _Card:
@@ -302,3 +302,13 @@ def test_forked_randomness_is_that_of_this_processs_gpu(monkeypatch: pytest.Monk
 def test_segments_grow_unless_the_user_configures_torch(environment: dict[str, str], after: dict[str, str]) -> None:
     devices.reserve_memory_in_growing_segments(environment)
     assert environment == after
+
+
+def test_variables_of_other_programs_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ms-swift reads MAX_PIXELS and NPROC_PER_NODE; the latter names the setting's own value and needs no note."""
+    monkeypatch.setenv("MAX_PIXELS", "1003520")
+    monkeypatch.setenv("NPROC_PER_NODE", "1")
+    config = load_config(["config=microgeo/base"])
+    assert unread_variables(config) == [
+        "note: MAX_PIXELS=1003520 is not read here; the setting data.max_pixels is null"
+    ]

@@ -25,6 +25,19 @@ class Earlier(Callback):
     def after_ask(self, rollouts: object) -> None: ...
 
 
+class OfTransformers(Callback):
+    """Has a hook of another library, and an attribute that is none."""
+
+    on_disk = True
+
+    def on_step_end(self) -> None: ...
+
+
+def test_one_callback_is_told_to_be_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"write callbacks=\[Counting\(\)\]"):
+        CallbackList(Counting())  # type: ignore[arg-type]
+
+
 def test_callbacks_are_called_in_their_order() -> None:
     first, second = Counting(), Counting()
     CallbackList([first, second]).after_record(3, {})
@@ -37,6 +50,7 @@ def test_callbacks_are_called_in_their_order() -> None:
         (Counting, r"has the class Counting; give an instance: Counting\(\)"),
         (print, "has a builtin_function_or_method; derive it from cepo.Callback"),
         (Misspelt(), "Misspelt.after_recrod is never called. Did you mean 'after_record'?"),
+        (OfTransformers(), "OfTransformers.on_step_end is never called."),
         (Earlier(), "Earlier.after_ask is never called. Did you mean 'after_sample'?"),
     ],
 )

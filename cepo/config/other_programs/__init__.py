@@ -26,6 +26,11 @@ class Translation:
     settings: tuple[str, ...] = ()
     reason: str = ""
 
+    @property
+    def keys(self) -> list[str]:
+        """The dotted keys of `settings`."""
+        return [shlex.split(setting)[0].partition("=")[0] for setting in self.settings]
+
     def __str__(self) -> str:
         if self.settings:
             return f"This is a name of {self.program}; write {' '.join(self.settings)}"

@@ -1,0 +1,54 @@
+"""The arguments of cepo's functions in Python: what has another type is refused with what to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import cepo
+from cepo.errors import CheckpointError, ConfigError
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "message"),
+    [
+        (["config=microgeo/base"], None, "got a list; settings come second, by dotted name"),
+        ({"trainer.max_steps": 3}, None, "got a dict; settings come second, by dotted name"),
+        ("microgeo/base", ["trainer.max_steps=3"], "settings are a dict by dotted name.*got a list"),
+        ("microgeo/base", {"data.train_files": object()}, "data.train_files has a object; accepted: texts"),
+    ],
+)
+def test_a_configuration_of_other_types_is_refused(file: Any, settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cepo.load_config(file, settings)
+
+
+def test_a_file_named_as_on_a_command_line_is_found() -> None:
+    assert cepo.load_config("config=microgeo/base").trainer.project_name == "cepo"
+
+
+def test_training_advises_a_call_that_works() -> None:
+    """A dict is no first argument of load_config, so the advice does not repeat it there."""
+    with pytest.raises(ConfigError, match=r'write cepo\.train\(cepo\.load_config\("FILE", \{\.\.\.\}\)\)'):
+        cepo.train({"trainer.max_steps": 3})  # type: ignore[arg-type]
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'Trainer'\. Known: Callback, Evaluation, "):
+        _ = cepo.Trainer  # type: ignore[attr-defined]
+
+
+def test_a_missing_checkpoint_names_those_of_its_run(tmp_path: Any) -> None:
+    (tmp_path / "global_step_20").mkdir()
+    with pytest.raises(
+        CheckpointError, match=r"global_step_7 does not exist; the checkpoints of .* are global_step_20$"
+    ):
+        cepo.merge(tmp_path / "global_step_7", tmp_path / "merged")
+
+
+def test_an_unknown_type_of_merged_weights_is_refused_before_loading(tmp_path: Any) -> None:
+    from cepo.workers.merged_model import BaseModel, merge_checkpoint
+
+    with pytest.raises(ConfigError, match="dtype=bfloat16: accepted are bf16, fp16, fp32"):
+        merge_checkpoint(tmp_path, tmp_path / "out", BaseModel(path="microgeo:model"), dtype="bfloat16")  # type: ignore[arg-type]
