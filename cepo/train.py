@@ -194,6 +194,7 @@ def build_trainer(
         from cepo.trainer.callbacks import Callback
         from cepo.trainer.loop import Trainer
         from cepo.trainer.sampling import RolloutSampler
+        from cepo.workers.teacher_model import require_fitting_teacher
 
         processing = load_processing(
             worker.actor.model,
@@ -209,6 +210,7 @@ def build_trainer(
     total_steps = _total_steps(problems, data, settings)
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, rewards, problems, processing)
+    require_fitting_teacher(estimator, worker.actor.model, processing)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
     visuals = most_visuals(problems, held_out)
     backend = build_backend(config, processing, total_steps, visuals, problems.image_probe())

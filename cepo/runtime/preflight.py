@@ -54,6 +54,7 @@ def check_run(config: RunConfig) -> None:
         ("worker.actor.model.model_path", model.model_path),
         ("worker.actor.model.tokenizer_path", model.tokenizer_path),
     ]
+    models.append(("algorithm.teacher.model_path", config.estimator.teacher.model_path))
     if config.needs_critic:
         models.append(("worker.critic.model.model_path", config.worker.critic.model.model_path))
     data_sources = [("data.train_files", source) for source in config.data.train_sources]

@@ -26,6 +26,7 @@ from cepo.errors import ConfigError
 from cepo.models import pretrained
 from cepo.models.families import family_of
 from cepo.models.head import DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, HEAD_CHUNK_ELEMENTS_ON_GPU
+from cepo.workers.teacher_model import frozen_settings
 
 logger = logging.getLogger(__name__)
 _Trained = ActorConfig | CriticConfig
@@ -131,7 +132,7 @@ def estimate_memory(
         copies=_weight_copies(estimator, algorithm, lora),
         compares=estimator.distilled_view is not None or has_full_kl,
     )
-    models = [policy]
+    models = [policy, *_frozen_teacher(config, shape_of_model)]
     if "values" in estimator.reads:
         critic = config.worker.resolved_critic
         no_adapter = LoraConfig()
@@ -161,6 +162,18 @@ def _weight_copies(estimator: Estimator, algorithm: AlgorithmConfig, lora: LoraC
     if lora.rank > 0:
         without_copy.add("reference")  # it is the model without its adapter
     return sum(source not in without_copy for source in sources)
+
+
+def _frozen_teacher(
+    config: RunConfig, shape_of_model: Callable[[ModelConfig | CriticModelConfig, LoraConfig], ModelShape]
+) -> list[Memory]:
+    """Returns the memory of a teacher with weights of its own: those of a base under an adapter, without the adapter."""
+    path = config.estimator.teacher.model_path
+    if path is None:
+        return []
+    settings = frozen_settings(config.worker.actor, path)
+    shape = shape_of_model(settings.model, LoraConfig())  # its adapter has no weights
+    return [_model_memory(config, settings, shape, LoraConfig(rank=1), copies=0, compares=False)]
 
 
 def _engine_bytes(config: RunConfig, shape: ModelShape) -> int:
@@ -293,6 +306,8 @@ def _passes(
         prompt_tokens = math.ceil(config.data.rollout_batch_size / devices) * config.data.max_prompt_length
         features = prompt_tokens * 4 * shape.text_stack.hidden * placed.compute_bytes
     updating, scoring = _activations(config, settings, shape, trains_tower=not placed.whole, compares=compares)
+    if placed.trained == 0:  # a frozen teacher is scored alone
+        return gathered, gathered + scoring + features
     # While a copy replaces the trained weights, these are set aside.
     set_aside = gathered + gradients if copies else gathered
     least = max(gradients + max(gathered + reduced, stepping), set_aside)
