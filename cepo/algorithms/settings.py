@@ -46,6 +46,9 @@ class HindsightAdvantageConfig(GroupAdvantageConfig):
     lam: Share = 1.0
     """Hindsight baseline: GAE's lambda over the baseline's values. 1: the reward minus the value, unbiased; 0: what each
     token changes in the value, for teachers that know much."""
+    state_weight: Literal["none", "uncertainty"] = "none"
+    """Hindsight baseline: weight of each token by what its prefix leaves open. uncertainty: V (1 - V) over that of the
+    pass rate, which is small where the teacher holds the outcome for settled (OPPO)."""
 
     @model_validator(mode="after")
     def _rewards_differ(self) -> Self:
