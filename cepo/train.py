@@ -194,7 +194,6 @@ def build_trainer(
         from cepo.trainer.callbacks import Callback
         from cepo.trainer.loop import Trainer
         from cepo.trainer.sampling import RolloutSampler
-        from cepo.workers.teacher_model import require_fitting_teacher
 
         processing = load_processing(
             worker.actor.model,
@@ -209,8 +208,7 @@ def build_trainer(
         problems, held_out = _problem_sets(data, processing, with_solutions="solution" in estimator.reference_sources)
     total_steps = _total_steps(problems, data, settings)
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
-    preflight.check_before_loading(worker.actor, rewards, problems, processing)
-    require_fitting_teacher(estimator, worker.actor.model, processing)
+    preflight.check_before_loading(worker.actor, estimator, rewards, problems, processing)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
     visuals = most_visuals(problems, held_out)
     backend = build_backend(config, processing, total_steps, visuals, problems.image_probe())
