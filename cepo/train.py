@@ -206,7 +206,7 @@ def build_trainer(
         problems, held_out = _problem_sets(data, processing, with_solutions="solution" in estimator.reference_sources)
     total_steps = _total_steps(problems, data, settings)
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
-    preflight.check_before_loading(worker.actor, rewards, problems, processing)
+    preflight.check_before_loading(worker.actor, estimator, rewards, problems, processing)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
     visuals = most_visuals(problems, held_out)
     backend = build_backend(config, processing, total_steps, visuals, problems.image_probe())

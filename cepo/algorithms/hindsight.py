@@ -67,7 +67,8 @@ def hindsight_advantages(
     `reward_low` to `reward_high`. On this scale `sigma = sqrt(p (1 - p) n / (n - ddof))`; with `scale: none` it is 1, and
     with `scale: mean` the expected reward `reward_low + (reward_high - reward_low) p`. With `lam` below 1 the numerator is
     GAE's `sum_l lam^l (V_{t+l+1} - V_{t+l})` with R for the value after the last token, and 0 where its sign is not that
-    of R - p.
+    of R - p. With `state_weight: uncertainty` each advantage is multiplied by `V_t (1 - V_t) / (p (1 - p))`, which is 1
+    where the evidence so far says nothing, and at most `1 / (4 p (1 - p))` (OPPO, arXiv 2605.21851).
     """
     mask = batch.response_mask
     dtype = batch.rewards.dtype
@@ -86,6 +87,8 @@ def hindsight_advantages(
         advantages = outcome_sign * (outcome_sign * advantages).relu()
     else:
         advantages = rewards.unsqueeze(1) - expected
+    if config.state_weight == "uncertainty":
+        advantages = advantages * values * (1.0 - values) / (prior * (1.0 - prior)).unsqueeze(1)
     if config.scale == "std":
         variance = prior * (1.0 - prior) * size / (size - config.ddof)
         deviation = span * variance.sqrt()  # (B,) sigma

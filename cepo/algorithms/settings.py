@@ -46,6 +46,9 @@ class HindsightAdvantageConfig(GroupAdvantageConfig):
     lam: Share = 1.0
     """Hindsight baseline: GAE's lambda over the baseline's values. 1: the reward minus the value, unbiased; 0: what each
     token changes in the value, for teachers that know much."""
+    state_weight: Literal["none", "uncertainty"] = "none"
+    """Hindsight baseline: weight of each token by what its prefix leaves open. uncertainty: V (1 - V) over that of the
+    pass rate, which is small where the teacher holds the outcome for settled (OPPO)."""
 
     @model_validator(mode="after")
     def _rewards_differ(self) -> Self:
@@ -111,6 +114,9 @@ class TeacherConfig:
     source: Literal["actor", "reference", "snapshot", "ema"] = "actor"
     """Weights of the teacher. actor: the live weights; reference: the initial weights (adapter off under LoRA); snapshot:
     a copy; ema: a moving average in float32."""
+    model_path: str | None = None
+    """Checkpoint of a frozen teacher with the policy's tokenizer, such as a larger model of its series: hub name or
+    folder. Its weights take the place of `source`, which must be actor. null: `source` decides."""
     sync_every: Count = 1
     """A snapshot is refreshed after every update whose 1-based step this divides."""
     ema_decay: BelowOne = 0.999
@@ -124,6 +130,19 @@ class TeacherConfig:
     """Show the prompt's images to the teacher."""
     max_reference_tokens: Count = 64
     """Longest answer that is shown, in tokens; other references have num_tokens."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if self.model_path is not None and self.source != "actor":
+            raise ValueError(
+                f"model_path {self.model_path} and source {self.source} both name weights of the teacher; set source to actor"
+            )
+        return self
+
+    @property
+    def is_actor(self) -> bool:
+        """Whether the teacher has the actor's live weights."""
+        return self.source == "actor" and self.model_path is None
 
 
 @section

@@ -79,7 +79,7 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
 
     log_to_stderr()
     require_usable_torch()
-    with opened(with_embedded_world(plan.config), plan.actor) as session:
+    with opened(with_embedded_world(plan.config), plan.actor, plan.methods.values()) as session:
         work, results = measured(
             plan.out, session, plan.methods, checkpoint=plan.checkpoint, dry_run=dry_run, **plan.numbers
         )

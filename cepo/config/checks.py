@@ -158,6 +158,10 @@ def _check_method(config: RunConfig) -> Iterator[str]:
     name = config.algorithm.adv_estimator
     estimator = config.estimator
     yield from _fault(require_file, "algorithm.teacher.template", estimator.teacher.template)
+    teacher_path = estimator.teacher.model_path
+    if teacher_path in MICROGEO_MODELS:
+        yield f"algorithm.teacher.model_path={teacher_path} is where the toy task's policy starts: set source to reference."
+    yield from _fault(require_model, "algorithm.teacher.model_path", teacher_path)
     if "group_ids" in estimator.reads and config.worker.rollout.n == 1:
         yield (
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "

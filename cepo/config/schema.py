@@ -210,7 +210,9 @@ class TrainerConfig:
     val_max_samples: CountOrOff = -1
     """Problems per validation, drawn once with trainer.seed; -1: the whole validation set."""
     val_greedy: bool = False
-    """Also measure the accuracy of one greedy response to each validation problem."""
+    """Also measure the accuracy of one greedy response to each validation problem, and the headroom of sampling over it."""
+    val_blind: bool = False
+    """Also measure the accuracy of as many responses to the validation problems with their images black."""
     val_generations_to_log: Natural = 0
     """Validation problems whose responses are recorded at each validation."""
     leak_probe_size: Natural = 64

@@ -69,6 +69,10 @@ class Scorer(Protocol):
         """Returns each row's log-probs, (response length,)."""
         ...
 
+    def score_teacher(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Does the same under the weights of a teacher that has its own."""
+        ...
+
 
 def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Scoring) -> list[MethodSignal]:
     """Returns the signal of each method; rows that several methods read are scored once."""
@@ -87,17 +91,21 @@ def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Sc
         contexts = ContextBuilder(session.processing, method.teacher, max_context_length=config.data.max_prompt_length)
         teachers_groups = groups if method.needs_teacher(step=FIRST_STEP) else []
         plans[label] = make_plan(rollouts, teachers_groups, method, contexts, on_policy=off_policy, every_row=False)
-    distinct_rows: dict[_RowContent, ScoringRow] = {}
-    for plan in plans.values():
-        for row in _rows(plan):
-            distinct_rows[_content_of(row)] = row
-    log_probs: dict[_RowContent, Tensor] = {}
-    if distinct_rows:
-        scored_rows = session.backend.score(list(distinct_rows.values()))
-        log_probs.update(zip(distinct_rows, scored_rows, strict=True))
+    by_policy: dict[_RowContent, ScoringRow] = {}
+    by_teacher: dict[_RowContent, ScoringRow] = {}  # with weights of its own
+    for label, method in methods.items():
+        for row in plans[label].student.values():
+            by_policy[_content_of(row)] = row
+        for row in _view_rows(plans[label]):
+            rows = by_policy if method.teacher.is_actor else by_teacher
+            rows[_content_of(row)] = row
+    policy_scores = _scores(by_policy, session.backend.score)
+    teacher_scores = _scores(by_teacher, session.backend.score_teacher)
     signals: list[MethodSignal] = []
     for label, method in methods.items():
-        scored = {row.name: log_probs[_content_of(row)] for row in _rows(plans[label])}
+        scored = {row.name: policy_scores[_content_of(row)] for row in plans[label].student.values()}
+        scores = policy_scores if method.teacher.is_actor else teacher_scores
+        scored |= {row.name: scores[_content_of(row)] for row in _view_rows(plans[label])}
         batch = scored_batch(plans[label], scored)
         signals.append(MethodSignal(label=label, batch=batch, signal=method.checked_signal(batch, step=FIRST_STEP)))
     return signals
@@ -112,11 +120,14 @@ def _content_of(row: ScoringRow) -> _RowContent:
     return row.context.token_ids, None if images is None else images.content_key, row.row
 
 
-def _rows(plan: ScoringPlan) -> list[ScoringRow]:
-    rows = list(plan.student.values())
-    for view in plan.views:
-        rows += view.rows.values()
-    return rows
+def _view_rows(plan: ScoringPlan) -> list[ScoringRow]:
+    return [row for view in plan.views for row in view.rows.values()]
+
+
+def _scores(
+    rows: Mapping[_RowContent, ScoringRow], score: Callable[[Sequence[ScoringRow]], list[Tensor]]
+) -> dict[_RowContent, Tensor]:
+    return dict(zip(rows, score(list(rows.values())), strict=True)) if rows else {}
 
 
 class Arm(NamedTuple):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cepo.algorithms import Estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.training_set import TrainingProblems, most_visuals, read_training_sets
+from cepo.errors import ConfigError
 from cepo.files.trees import Tree
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
@@ -18,6 +20,7 @@ from cepo.run_folder.environment import describe_software
 from cepo.trainer.rollouts import Rollouts
 from cepo.trainer.sampling import RolloutSampler, training_settings
 from cepo.workers.checkpoint import load_weights
+from cepo.workers.teacher_model import require_fitting_teacher
 from cepo.workers.worker import Worker, WorkerSpec
 
 
@@ -55,21 +58,28 @@ class Session:
 
 
 @contextlib.contextmanager
-def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
+def opened(config: RunConfig, actor: Path | None, methods: Iterable[Estimator] = ()) -> Iterator[Session]:
     """Opens a measurement on this process's device, with the weights of a checkpoint's folder `actor`, or the model's own.
+
+    Of the `methods`, those whose teacher has weights of its own must name the same ones.
 
     Raises a `CepoError` if problems, weights, engine or reward cannot be used.
     """
+    teachers = {method.teacher.model_path: method for method in methods if method.teacher.model_path is not None}
+    if len(teachers) > 1:
+        raise ConfigError(f"teacher.model_path: one measurement loads one teacher, not {', '.join(sorted(teachers))}")
     processing = load_processing(
         config.worker.actor.model,
         chat_template=config.data.override_chat_template,
         chat_template_kwargs=config.data.chat_template_kwargs,
     )
     problems = read_training_sets(config.data, processing)
+    for method in teachers.values():
+        require_fitting_teacher(method, config.worker.actor.model, processing)
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
     spec = WorkerSpec.of(
         config,
-        teacher=TeacherConfig(),
+        teacher=TeacherConfig(model_path=next(iter(teachers), None)),
         needs_values=False,
         total_steps=1,
         most_visuals=most_visuals(problems),

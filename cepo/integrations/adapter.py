@@ -62,8 +62,13 @@ Score = Callable[[Tensor, Shown], tuple[Tensor, dict[str, Tensor]]]
 """Returns the student's log-probs (B, T), and by view the teachers', given which rows learn and what teachers read."""
 
 
-def supported_estimator(method: str, settings: Fields | None, trainer: str) -> Estimator:
-    """Builds a method; raises `ConfigError` if it needs a loss, critic, rollout or teacher that the other trainer lacks."""
+def supported_estimator(
+    method: str, settings: Fields | None, trainer: str, *, loads_teachers: bool = False
+) -> Estimator:
+    """Builds a method; raises `ConfigError` if it needs a loss, critic, rollout or teacher that the other trainer lacks.
+
+    With `loads_teachers` the other trainer can score by a model at `teacher.model_path`.
+    """
     estimator = build_estimator(method, settings)
     source = estimator.teacher.source
     needs = {
@@ -71,6 +76,7 @@ def supported_estimator(method: str, settings: Fields | None, trainer: str) -> E
         "a critic": "values" in estimator.reads,
         "a greedy rollout of each prompt": "reward_baselines" in estimator.reads,
         f"teacher.source {source}": source != "actor",
+        "teacher.model_path": estimator.teacher.model_path is not None and not loads_teachers,
     }
     lacking = [name for name, is_needed in needs.items() if is_needed]
     if lacking:

@@ -23,10 +23,13 @@ from cepo.models.patch_mask import PatchMask, black_rows, patch_size_of
 from cepo.models.response_end import SAMPLED_HERE, ResponseEnd, response_end, warn_of_undeclared_end
 from cepo.models.text_codec import TextCodec
 from cepo.types import TokenSignal
+from cepo.workers.teacher_model import require_same_tokens
 
 try:
     from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]
     from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[reportMissingImports]
+    from trl.models import prepare_deepspeed, prepare_fsdp  # pyright: ignore[reportMissingImports]
+    from trl.trainer.utils import add_fused_lm_head, create_model_from_path  # pyright: ignore[reportMissingImports]
 except ModuleNotFoundError as error:
     if error.name != "trl":
         raise
@@ -71,8 +74,9 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         answer_function: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self.estimator = supported_estimator(method, settings, "TRL")
+        self.estimator = supported_estimator(method, settings, "TRL", loads_teachers=True)
         super().__init__(*args, **kwargs)
+        self._teacher: Any = self._frozen_teacher(self.estimator.teacher.model_path)
         if correct_by not in (None, *self.reward_func_names):
             raise ConfigError(f"correct_by '{correct_by}' is not among {', '.join(self.reward_func_names)}")
         self._truth = ground_truth
@@ -85,6 +89,21 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self._tool_masks: list[list[int]] | None = None  # 0 on the tokens of tools
         self._tools_images: list[list[Any]] = []  # of each response; empty without tools
         self._scores = torch.zeros(0, 0)
+
+    def _frozen_teacher(self, path: str | None) -> Any:
+        """Loads a teacher with weights of its own as TRL loads its reference model; None where the policy is its own."""
+        if path is None:
+            return None
+        policy: Any = self.accelerator.unwrap_model(self.model)
+        require_same_tokens(path, self._tokenizer, policy.config, distils=False)
+        options: Tree = {"device_map": None, **cast("Tree", self.args.model_init_kwargs or {})}
+        teacher: Any = create_model_from_path(path, **options).requires_grad_(False).eval()
+        add_fused_lm_head(teacher, temperature=self.temperature, cast_lm_head_to_fp32=self.args.cast_lm_head_to_fp32)
+        if self.is_deepspeed_enabled:
+            return prepare_deepspeed(teacher, self.accelerator)
+        if self.is_fsdp_enabled:
+            return prepare_fsdp(teacher, self.accelerator)
+        return self.accelerator.prepare_model(teacher, evaluation_mode=True)
 
     def _end_responses_as_the_template(self) -> ResponseEnd:
         """Lets the engines end a response where the chat template ends an assistant's turn, and returns what ends one."""
@@ -181,12 +200,12 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         old = output.get("old_per_token_logps")
         if old is None:
             is_read = bool(hints_of_views) or "old_log_probs" in self.estimator.reads
-            old = self._log_probs(output, [None] * len(live), learns & is_read)
+            old = self._log_probs(output, [None] * len(live), learns & is_read, self.model)
         teachers: dict[str, Tensor] = {}
         for view, hints in hints_of_views.items():
             has_hint = torch.tensor([hint is not None for hint in hints])
             needed = learns & has_hint
-            log_probs = self._log_probs(output, hints, needed)
+            log_probs = self._log_probs(output, hints, needed, self.model if self._teacher is None else self._teacher)
             teachers[view] = log_probs.where(needed.to(log_probs.device).unsqueeze(1), old)
         return old, teachers
 
@@ -227,8 +246,8 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         return totals, scores[:, column] >= 0.5
 
     @torch.no_grad()
-    def _log_probs(self, output: Tree, hints: Sequence[Hint | None], needed: Tensor) -> Tensor:
-        """Scores this process's needed rows after the prompts with these hints: (B, T), 0 for all other rows.
+    def _log_probs(self, output: Tree, hints: Sequence[Hint | None], needed: Tensor, model: Any) -> Tensor:
+        """Scores this process's needed rows by `model` after the prompts with these hints: (B, T), 0 for all other rows.
 
         Raises `DataError`: a tool returned an image in one of these rows.
         """
@@ -246,15 +265,15 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         num_chunks = torch.tensor([len(chunks)], device=completion_ids.device)
         num_passes = int(self.accelerator.gather(num_chunks).max())
         result = torch.zeros(completion_ids.shape, device=completion_ids.device)
-        was_training = self.model.training
-        self.model.eval()
+        was_training = model.training
+        model.eval()
         for number in range(num_passes):
             if number < len(chunks):
                 rows = chunks[number]
-                result[rows] = self._pass(output, rows, [contexts[row] for row in rows])
+                result[rows] = self._pass(output, rows, [contexts[row] for row in rows], model)
             else:
-                self._pass(output, [0], [self._context(0, None)])
-        self.model.train(was_training)
+                self._pass(output, [0], [self._context(0, None)], model)
+        model.train(was_training)
         return result
 
     def _chunks(self, contexts: Mapping[int, _Context]) -> list[list[int]]:
@@ -273,8 +292,8 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
                 chunks.append(rows[start : start + size])
         return chunks
 
-    def _pass(self, output: Tree, rows: Sequence[int], contexts: Sequence[_Context]) -> Tensor:
-        """Returns the log-probs (rows, T) of some rows' responses after these contexts, in one pass of the model."""
+    def _pass(self, output: Tree, rows: Sequence[int], contexts: Sequence[_Context], model: Any) -> Tensor:
+        """Returns the log-probs (rows, T) of some rows' responses after these contexts, in one pass of `model`."""
         response_ids = output["completion_ids"][rows]
         num_tokens = response_ids.shape[1]
         images = [context.images for context in contexts]
@@ -291,9 +310,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
             tiles = fields.get("spatial_shapes", fields["pixel_values"])  # of models that cut images into tiles
             fields["num_tiles"] = [len(tiles)] + [0] * (len(rows) - 1)
             fields["num_images"] = [len(images_of_row) for images_of_row in images]
-        log_probs, *_ = self._get_per_token_logps_and_entropies(
-            self.model, input_ids, attention_mask, num_tokens, **fields
-        )
+        log_probs, *_ = self._get_per_token_logps_and_entropies(model, input_ids, attention_mask, num_tokens, **fields)
         return log_probs.float()
 
     def _context(self, row: int, hint: Hint | None) -> _Context:

@@ -20,9 +20,11 @@ _NATS = "nats per token"
 _STAGES_BETWEEN_STEPS = ("validate", "save")
 _STAGES_OF_A_STEP = [stage for stage in STAGES if stage not in _STAGES_BETWEEN_STEPS]
 _DEVIATION = "the band is one standard deviation"
+_ACCURACIES = "val/accuracy val/greedy_accuracy val/blind_accuracy"
 CHARTS = {
     LEARNING: (
-        (HELD_OUT, "fraction right", "val/accuracy val/greedy_accuracy", "the band is one standard error (Wilson)"),
+        (HELD_OUT, "fraction right", _ACCURACIES, "the band is one standard error (Wilson)"),
+        ("Headroom of sampling", "fraction of problems", "val/headroom", ""),
         ("Reward", "per response", r"reward/mean reward/(?!mean|std|max|min|correct|.*num_).*", _DEVIATION),
         ("Training accuracy", "fraction right", "reward/correct", ""),
         ("Response length", "tokens", "response_length/mean", "the band reaches from the shortest to the longest"),
@@ -74,6 +76,8 @@ _KL = "distance from the reference model, as"
 _WORDS = {
     "val/accuracy": ("sampled", "at the temperature of validation"),
     "val/greedy_accuracy": ("greedy", "the likeliest token at each place"),
+    "val/blind_accuracy": ("blind", "sampled, with black images"),
+    "val/headroom": ("headroom", "problems that some sample solves, less those that the greedy response solves"),
     "reward/correct": ("right", "share of the sampled responses"),
     "actor/pg_loss": ("policy loss", "mean over the optimizer steps"),
     "actor/distillation_loss": ("distillation loss", "mean over the optimizer steps"),

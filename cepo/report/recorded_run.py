@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     import pandas
 
 UNKNOWN_ESTIMATOR = "unknown method"
-COUNTS = {"val/accuracy": "val/num_samples", "val/greedy_accuracy": "val/num_greedy_samples"}
+COUNTS = {
+    "val/accuracy": "val/num_samples",
+    "val/greedy_accuracy": "val/num_greedy_samples",
+    "val/blind_accuracy": "val/num_blind_samples",
+}
 """Of an accuracy, the metric with the number of its samples."""
 
 

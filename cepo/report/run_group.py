@@ -11,7 +11,7 @@ from cepo.report.recorded_run import COUNTS, RunData
 from cepo.report.same_settings import seeds_of
 from cepo.report.score_tables import Cell
 
-ACCURACY, GREEDY = COUNTS
+ACCURACY, GREEDY, _ = COUNTS
 _TWO_SIDED_95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),

@@ -128,7 +128,7 @@ class _Accuracy:
 
 
 def result_lines(run: RunData) -> list[tuple[str, str, str]]:
-    """Returns of sampled and of greedy accuracy its last value, its name with a 95 % interval, and the change."""
+    """Returns of sampled, greedy and blind accuracy its last value, its name with a 95 % interval, and the change."""
     lines: list[tuple[str, str, str]] = []
     for accuracy in _accuracies(run):
         change = f"measured once, at step {accuracy.first_step}"
@@ -164,8 +164,8 @@ def page_results(run: RunData) -> list[Result]:
 
 
 def _accuracies(run: RunData) -> Iterator[_Accuracy]:
-    """Yields sampled and greedy accuracy, as far as they were measured."""
-    labels = (f"accuracy at temperature {run.temperature:g}", "greedy accuracy")
+    """Yields sampled, greedy and blind accuracy, as far as they were measured."""
+    labels = (f"accuracy at temperature {run.temperature:g}", "greedy accuracy", "accuracy with black images")
     for name, label in zip(COUNTS, labels, strict=True):
         measured = run.accuracies(name)
         if not measured:

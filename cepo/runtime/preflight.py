@@ -27,6 +27,7 @@ from cepo.terminal import interrupts
 from cepo.terminal.progress import phase
 
 if TYPE_CHECKING:
+    from cepo.algorithms import Estimator
     from cepo.data.training_set import TrainingProblems
     from cepo.models.processing import Processing
     from cepo.rewards.pool import RewardPool
@@ -82,6 +83,7 @@ def check_run(config: RunConfig) -> None:
         ("worker.actor.model.model_path", model.model_path),
         ("worker.actor.model.tokenizer_path", model.tokenizer_path),
     ]
+    models.append(("algorithm.teacher.model_path", config.estimator.teacher.model_path))
     if config.needs_critic:
         models.append(("worker.critic.model.model_path", config.worker.critic.model.model_path))
     data_sources = [("data.train_files", source) for source in config.data.train_sources]
@@ -189,14 +191,17 @@ def check_devices(trainer: TrainerConfig) -> str:
 
 
 def check_before_loading(
-    actor: ActorConfig, rewards: RewardPool, problems: TrainingProblems, processing: Processing
+    actor: ActorConfig, estimator: Estimator, rewards: RewardPool, problems: TrainingProblems, processing: Processing
 ) -> None:
-    """Checks that the adapter's settings name layers, and that the reward function gives the first problem's answer a score.
+    """Checks that the adapter's settings name layers, that a teacher's model reads the policy's tokens, and the reward.
 
-    If it raises, this only logs a warning, because it may raise on purpose for such a response.
+    The reward function must give the first problem's answer a score. If it raises, this only logs a warning, because it
+    may raise on purpose for such a response.
     """
     from cepo.trainer.sampling import reward_input
+    from cepo.workers.teacher_model import require_fitting_teacher
 
+    require_fitting_teacher(estimator, actor.model, processing)
     if processing.prefilled:
         logger.info(
             "the chat template begins each response with %r; reward functions read it as the beginning of the response",

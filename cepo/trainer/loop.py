@@ -221,7 +221,7 @@ class Trainer:
         teacher_rows: list[ScoringRow] = []
         for view in plan.views:
             teacher_rows += view.rows.values()
-        shares_weights = self.estimator.teacher.source == "actor"
+        shares_weights = self.estimator.teacher.is_actor
         metrics: Metrics = {}
         rewards: Tensor | None = None  # here and below (B, T); None for what this run does not compute
         reference_log_probs: Tensor | None = None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy
 import torch
+from PIL import Image
 
 from cepo.config.schema import TrainerConfig
 from cepo.data.dataset import ProblemSet
-from cepo.data.prompts import ContextBuilder
-from cepo.metrics import Metrics, fraction, mean_of, merge_metrics, sum_value
+from cepo.data.prompts import ContextBuilder, Problem
+from cepo.metrics import Metric, Metrics, fraction, mean_of, merge_metrics, sum_value
 from cepo.models.interface import EncodedPrompt
 from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
@@ -23,6 +26,8 @@ from cepo.trainer.protocol import Backend
 from cepo.trainer.rollouts import Rollouts
 from cepo.trainer.sampling import VALIDATION_STEP, RolloutSampler
 from cepo.types import TextReference
+
+logger = logging.getLogger(__name__)
 
 MENTIONS = re.compile(
     r"\b(?:sample|given|provided|reference|known|stated|suggested)\s+(?:final\s+|correct\s+)?(?:answer|solution)\b"
@@ -60,7 +65,8 @@ class Validator:
 
     @property
     def num_responses(self) -> int:
-        return len(self._indices) * (self._settings.num_samples + self._trainer.val_greedy)
+        sampled = self._settings.num_samples * (1 + self._trainer.val_blind)
+        return len(self._indices) * (sampled + self._trainer.val_greedy)
 
     def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, object]]]:
         """Runs a validation and returns its metrics, means over all samples, and the responses to record."""
@@ -88,9 +94,25 @@ class Validator:
                 greedy = self._sampler.sample(problems, backend, self._greedy, step=VALIDATION_STEP)
                 metrics["val/greedy_accuracy"] = mean_of(greedy.correct.float())
                 metrics["val/num_greedy_samples"] = sum_value(len(greedy.correct))
+                metrics["val/headroom"] = headroom(rollouts, greedy)
+            if self._trainer.val_blind:
+                metrics |= self._blind_metrics(problems, backend)
             parts.append(metrics)
             rows += self._recorded_rows(rollouts, start, greedy)
+        if self._trainer.val_blind and not any("val/blind_accuracy" in metrics for metrics in parts):
+            logger.warning("trainer.val_blind has no meaning here: no validated problem has an image")
         return merge_metrics(parts), rows
+
+    def _blind_metrics(self, problems: Sequence[Problem], backend: Backend) -> Metrics:
+        """Measures the accuracy on the problems with images when these are black; nothing if there are none."""
+        with_images = [blackened(problem) for problem in problems if problem.images or problem.videos]
+        if not with_images:
+            return {}
+        blind = self._sampler.sample(with_images, backend, self._settings, step=VALIDATION_STEP)
+        return {
+            "val/blind_accuracy": mean_of(blind.correct.float()),
+            "val/num_blind_samples": sum_value(len(blind.correct)),
+        }
 
     def _recorded_rows(self, rollouts: Rollouts, start: int, greedy: Rollouts | None) -> Iterator[Mapping[str, object]]:
         for number, problem in enumerate(rollouts.problems):
@@ -109,6 +131,28 @@ class Validator:
                     **verdict,
                     "image": thumbnail(problem.images),
                 }
+
+
+def blackened(problem: Problem) -> Problem:
+    """Returns the problem with black images and films of the same sizes, so that its prompt has the same tokens."""
+    return dataclasses.replace(
+        problem,
+        images=tuple(Image.new("RGB", image.size) for image in problem.images),
+        videos=tuple(dataclasses.replace(video, frames=numpy.zeros_like(video.frames)) for video in problem.videos),
+        image_source=None,
+        teacher_images=(),
+        teacher_image_source=None,
+    )
+
+
+def headroom(sampled: Rollouts, greedy: Rollouts) -> Metric:
+    """Returns the share of problems that some sample solves, less that of the problems that the greedy response solves.
+
+    Reinforcement learning makes likelier what sampling finds already: with little headroom it has little to find (arXiv
+    2607.12640). With one sample per problem it is the difference of the two accuracies.
+    """
+    solved = sum(bool(sampled.correct[list(sampled.rows_of(number))].any()) for number in range(len(sampled.problems)))
+    return fraction(solved - int(greedy.correct.sum()), len(sampled.problems))
 
 
 def answer_metrics(rollouts: Rollouts, codec: TextCodec, rewards: RewardPool) -> Metrics:

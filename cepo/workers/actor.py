@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +23,11 @@ from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
 from cepo.types import Distillation, DivergenceConfig
 from cepo.workers.batching import RankPass
 from cepo.workers.building import build_scoring_model
-from cepo.workers.distributed import GatheredWeights, MergedWeights, on_first_rank, reshard, trained_weights
+from cepo.workers.distributed import GatheredWeights, MergedWeights, on_first_rank, trained_weights
 from cepo.workers.hidden_state_cache import HiddenStateCache
+from cepo.workers.scored_model import ScoredModel
 from cepo.workers.scoring_model import ScoringModel, TeacherStates, TokenScores
+from cepo.workers.teacher_model import TeacherModel
 from cepo.workers.teacher_weights import TeacherWeights
 from cepo.workers.training import TrainableModel
 
@@ -59,6 +61,11 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         module = build_scoring_model(config, temperature=temperature, seed=seed)
         super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
         self.teacher_weights = TeacherWeights(module, teacher)
+        self.teacher_model: TeacherModel | None = None
+        if teacher.model_path is not None:
+            self.teacher_model = TeacherModel(
+                teacher.model_path, config, processing, temperature=temperature, longest_row=longest_row
+            )
         self.initial_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
         self.kept = HiddenStateCache()
         self._objective = objective_settings
@@ -80,17 +87,20 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         The hidden states of rows of the view `keep_states` are kept for an update that distils, and with `keep_entropies`
         the entropies of their distributions. `temperature` replaces the rollout temperature.
         """
-        self._begin_scoring()
-        return self._log_probs(rows, keep_states=keep_states, keep_entropies=keep_entropies, temperature=temperature)
+        self.begin_scoring()
+        return self._log_probs(
+            self, rows, keep_states=keep_states, keep_entropies=keep_entropies, temperature=temperature
+        )
 
     @torch.no_grad()
     def score_teacher(
         self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, keep_entropies: bool = False
     ) -> list[Tensor]:
         """Returns each row's log-probs under the teacher's weights, and keeps states and entropies as `score` does."""
-        self._begin_scoring()
+        scorer = self if self.teacher_model is None else self.teacher_model
+        scorer.begin_scoring()
         with self.teacher_weights.active():
-            return self._log_probs(rows, keep_states=keep_states, keep_entropies=keep_entropies)
+            return self._log_probs(scorer, rows, keep_states=keep_states, keep_entropies=keep_entropies)
 
     @torch.no_grad()
     def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
@@ -99,17 +109,17 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         With `with_kl` a second pass, under the actor's weights, compares whole distributions. `rows` have no view.
         """
         assert self.initial_weights is not None, "no KL penalty was announced"
-        self._begin_scoring()
+        self.begin_scoring()
         with self.initial_weights.active():
-            log_probs = self._log_probs(rows, keep_states=OWN_VIEW if with_kl else None)
+            log_probs = self._log_probs(self, rows, keep_states=OWN_VIEW if with_kl else None)
         if not with_kl:
             return [InitialScores(values, None) for values in log_probs]
 
         def compute(part: RankPass) -> Tensor:
-            scores = self._forward(part, self._initial_states(part, rows))
+            scores = self._forward(self, part, self._initial_states(part, rows))
             return scores.divergences[0] if scores.divergences else scores.log_probs  # the latter of a filler's pass
 
-        divergences = self._results(rows, compute)
+        divergences = self.results(rows, compute)
         return [InitialScores(*values) for values in zip(log_probs, divergences, strict=True)]
 
     @torch.no_grad()
@@ -117,14 +127,15 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         """Returns the entropy of the actor's distribution before each token, in nats, (response length,) float32."""
 
         def compute(part: RankPass) -> Tensor:
-            scores = self._forward(part, entropy=True)
+            scores = self._forward(self, part, entropy=True)
             return scores.log_probs if scores.entropies is None else scores.entropies  # the former of a filler's pass
 
-        self._begin_scoring()
-        return self._results(rows, compute)
+        self.begin_scoring()
+        return self.results(rows, compute)
 
     def _log_probs(
         self,
+        scorer: ScoredModel[ActorConfig, ScoringModel],
         rows: Sequence[ScoringRow],
         *,
         keep_states: str | None,
@@ -135,7 +146,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         entropies: dict[int, Tensor] = {}
 
         def compute(part: RankPass) -> Tensor:
-            scores = self._forward(part, entropy=keep_entropies, temperature=temperature)
+            scores = self._forward(scorer, part, entropy=keep_entropies, temperature=temperature)
             if keep_states is not None:
                 lengths = [len(row.response_ids) for row in part.rows]
                 hidden_of_rows = scores.hidden.cpu().split(lengths)  # a (T, H) tensor per row
@@ -148,31 +159,23 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
                             entropies[row.row] = values
             return scores.log_probs
 
-        log_probs = self._results(rows, compute)
+        log_probs = scorer.results(rows, compute)
         if keep_states is not None:
-            self.kept.keep(keep_states, states, self.module)
+            self.kept.keep(keep_states, states, scorer.module, is_student=scorer is self)
             if keep_entropies:
                 self.kept.keep_entropies(keep_states, entropies)
         return log_probs
 
-    def _begin_scoring(self) -> None:
-        self.to_device()
-        self.module.eval()
-
-    def _results(self, rows: Sequence[ScoringRow], compute: Callable[[RankPass], Tensor]) -> list[Tensor]:
-        values = self._evaluate(rows, compute, "scoring")
-        reshard(self.module)
-        return values
-
     def _forward(
         self,
+        scorer: ScoredModel[ActorConfig, ScoringModel],
         part: RankPass,
         teachers: tuple[TeacherStates, ...] = (),
         *,
         entropy: bool = False,
         temperature: float | None = None,
     ) -> TokenScores:
-        return self.module(self.collate(part), teachers, entropy=entropy, temperature=temperature)
+        return scorer.module(scorer.collate(part), teachers, entropy=entropy, temperature=temperature)
 
     def _initial_states(self, part: RankPass, rows: Sequence[ScoringRow]) -> tuple[TeacherStates, ...]:
         """Returns the kept states under the initial weights for a pass over some of `rows`; none if nothing is kept."""
@@ -187,11 +190,13 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def work_metrics(self) -> Metrics:
         """Returns the tokens computed since the last call, with padding, the share saved, and the images encoded."""
-        computed = self.tokens_computed - self._reported_computed
-        without_sharing = self.tokens_asked - self._reported_asked
-        self._reported_computed = self.tokens_computed
-        self._reported_asked = self.tokens_asked
-        encoded = self.module.encoder.drain_count()
+        all_computed = sum(model.tokens_computed for model in self._scorers)
+        all_asked = sum(model.tokens_asked for model in self._scorers)
+        computed = all_computed - self._reported_computed
+        without_sharing = all_asked - self._reported_asked
+        self._reported_computed = all_computed
+        self._reported_asked = all_asked
+        encoded = sum(model.module.encoder.drain_count() for model in self._scorers)
         return {
             "work/pictures_encoded": sum_value(encoded),
             "work/pictures_encoded_max": max_value(encoded),
@@ -203,13 +208,27 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
     def forget_work(self) -> None:
         """Discards the counts of tokens and images since the last update, so that no step counts a validation's."""
         self.work_metrics()
-        self.module.encoder.forget()
+        self._forget_images()
 
     def finish_step(self, step: int) -> None:
         """Frees the step's caches and refreshes the teacher's weights after the update of the 0-based step."""
         self.kept.forget()
-        self.module.encoder.forget()
+        self._forget_images()
         self.teacher_weights.after_update(step)
+
+    def rest(self) -> None:
+        """See `ScoredModel.rest`; a teacher with weights of its own rests too."""
+        super().rest()
+        if self.teacher_model is not None:
+            self.teacher_model.rest()
+
+    @property
+    def _scorers(self) -> Sequence[ScoredModel[ActorConfig, ScoringModel]]:
+        return [self] if self.teacher_model is None else [self, self.teacher_model]
+
+    def _forget_images(self) -> None:
+        for model in self._scorers:
+            model.module.encoder.forget()
 
     def rollout_weights(self, *, merged: bool = False) -> Weights:
         """Returns the current weights under the rollout engine's names: under LoRA only the adapter, else all weights.

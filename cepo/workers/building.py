@@ -24,15 +24,22 @@ from cepo.workers.distributed import data_parallel_mesh, this_device
 from cepo.workers.scoring_model import ScoringModel, ValueModel
 
 
-def build_scoring_model(config: ActorConfig, *, temperature: float, seed: int) -> ScoringModel:
-    """Builds the sharded policy for scoring and training. Adapter weights are initialised from `seed`."""
+def build_scoring_model(
+    config: ActorConfig, *, temperature: float, seed: int, frozen_section: str | None = None
+) -> ScoringModel:
+    """Builds the sharded policy for scoring and training. Adapter weights are initialised from `seed`.
+
+    With `frozen_section`, which names its settings in errors, no weight is trained.
+    """
     mesh = data_parallel_mesh(config.fsdp.fsdp_size)
     trained_dtype = pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32")
     compute_dtype = pretrained.torch_dtype(config.fsdp.mp_param_dtype)
     with_adapter = config.model.lora.rank > 0
     quantization = pretrained.quantization_of(config.model.lora, dtype=compute_dtype)
     base_dtype = compute_dtype if with_adapter else trained_dtype
-    base = _load_model(config, "worker.actor.model", base_dtype, quantization)
+    base = _load_model(config, frozen_section or "worker.actor.model", base_dtype, quantization)
+    if frozen_section is not None:
+        base.requires_grad_(False)
     if config.model.fp32_logits and compute_dtype is not torch.float32:
         use_float32_logits(base)
     model = base

@@ -14,7 +14,6 @@ from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
 from cepo.workers.batching import RankPass
 from cepo.workers.building import build_value_model
-from cepo.workers.distributed import reshard
 from cepo.workers.scoring_model import ValueModel
 from cepo.workers.training import TrainableModel
 
@@ -43,11 +42,8 @@ class Critic(TrainableModel[CriticConfig, ValueModel, CriticBatch]):
     @torch.no_grad()
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """Returns each row's values before its response tokens, (response length,) float32 on the CPU."""
-        self.to_device()
-        self.module.eval()
-        values = self._evaluate(rows, lambda part: self.module(self.collate(part)), "values")
-        reshard(self.module)
-        return values
+        self.begin_scoring()
+        return self.results(rows, lambda part: self.module(self.collate(part)))
 
     def update(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         metrics = super().update(batches, step=step)

@@ -26,10 +26,11 @@ class HiddenStateCache:
         self._views: dict[str, tuple[Mapping[int, Tensor], Tensor | None]] = {}
         self._entropies: dict[str, Mapping[int, Tensor]] = {}
 
-    def keep(self, view: str, states: Mapping[int, Tensor], module: ScoringModel) -> None:
-        """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of the head."""
+    def keep(self, view: str, states: Mapping[int, Tensor], module: ScoringModel, *, is_student: bool = True) -> None:
+        """Keeps one (response length, H) tensor per row, and a copy of the head unless it is the student's frozen one."""
         weight: Any = module.base.lm_head.weight
-        head = whole_tensor(weight).detach().clone() if weight.requires_grad else None
+        is_students_head = is_student and not weight.requires_grad
+        head = None if is_students_head else whole_tensor(weight).detach().clone()
         self._views[view] = (states, head)
 
     def keep_entropies(self, view: str, entropies: Mapping[int, Tensor]) -> None:

@@ -25,6 +25,7 @@ from cepo.errors import ConfigError
 from cepo.models import pretrained
 from cepo.models.families import family_of
 from cepo.models.head import DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, HEAD_CHUNK_ELEMENTS_ON_GPU
+from cepo.workers.teacher_model import frozen_settings
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def estimate_memory(
         copies=_weight_copies(estimator, algorithm, lora),
         compares=estimator.distilled_view is not None or has_full_kl,
     )
-    models = [policy]
+    models = [policy, *_frozen_teacher(config, shape_of_model)]
     if "values" in estimator.reads:
         critic = config.worker.resolved_critic
         critic_shape = shape_of_model(critic.model)
@@ -146,6 +147,33 @@ def _weight_copies(estimator: Estimator, algorithm: AlgorithmConfig, lora: LoraC
     if lora.rank > 0:
         without_copy.add("reference")  # it is the model without its adapter
     return sum(source not in without_copy for source in sources)
+
+
+def _frozen_teacher(
+    config: RunConfig, shape_of_model: Callable[[ModelConfig | CriticModelConfig], ModelShape]
+) -> list[Memory]:
+    """Returns the memory of a teacher with weights of its own: its weights in the compute type, and what a pass gathers."""
+    path = config.estimator.teacher.model_path
+    if path is None:
+        return []
+    settings = frozen_settings(config.worker.actor, path)
+    shape = shape_of_model(settings.model)
+    compute_bytes = VALUE_BYTES[settings.fsdp.mp_param_dtype]
+    num_shards = settings.fsdp.fsdp_size if settings.fsdp.fsdp_size > 0 else config.trainer.num_devices
+    gathered = shape.gathered if settings.fsdp.enable_full_shard else shape.parameters
+    weights = 0 if settings.fsdp.enable_cpu_offload else math.ceil(shape.parameters * compute_bytes / num_shards)
+    return [
+        Memory(
+            weights=weights,
+            optimizer=0,
+            away=weights if settings.offload.offload_params else 0,
+            engine=0,
+            gradients=0,
+            largest_pass=gathered * compute_bytes,
+            checkpoint=0,
+            parameters=shape.parameters,
+        )
+    ]
 
 
 def _model_memory(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
@@ -13,34 +13,25 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from cepo.config.worker_schema import ActorConfig, CriticConfig, OptimConfig
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
+from cepo.config.worker_schema import OptimConfig
+from cepo.data.batch import CriticBatch, OptimizerBatch
 from cepo.losses.aggregation import token_weights
 from cepo.metrics import Metrics, as_numbers, max_value, mean_value, merge_metrics, sum_value
-from cepo.models.cpu.matrix_products import row_multiple
 from cepo.models.processing import Processing
-from cepo.models.segments import BLOCK_SIZE
 from cepo.terminal.progress import shown
-from cepo.workers.batching import Batcher, RankPass
-from cepo.workers.distributed import on_first_rank, reshard, this_device, whole_tensor
-from cepo.workers.scoring_model import CollatedRows, ScoringModel, ValueModel, collate
+from cepo.workers.batching import RankPass
+from cepo.workers.distributed import on_first_rank, whole_tensor
+from cepo.workers.scored_model import Config, Model, ScoredModel
 
 logger = logging.getLogger(__name__)
 
-Config = TypeVar("Config", ActorConfig, CriticConfig)
-Model = TypeVar("Model", ScoringModel, ValueModel)
 Batch = TypeVar("Batch", OptimizerBatch, CriticBatch)
 
 
-class TrainableModel(ABC, Generic[Config, Model, Batch]):
-    """A model that is trained under FSDP2, also with one process.
+class TrainableModel(ScoredModel[Config, Model], ABC, Generic[Config, Model, Batch]):
+    """A scored model that is also trained.
 
-    Each rank has one. All ranks call the same methods in the same order, each with its own rows or none. Within a step,
-    all rows of a prompt are on one rank. Updates and merged metrics equal those of one rank with all rows.
-
-    Attributes:
-        tokens_computed: tokens of all passes so far, including padding.
-        tokens_asked: tokens of all rows in these passes, with shared tokens counted for each row.
+    Within a step, all rows of a prompt are on one rank. Updates and merged metrics equal those of one rank with all rows.
     """
 
     name: ClassVar[str]
@@ -49,30 +40,13 @@ class TrainableModel(ABC, Generic[Config, Model, Batch]):
     def __init__(
         self, config: Config, processing: Processing, module: Model, *, total_steps: int, longest_row: int | None
     ) -> None:
-        self._config = config
-        self._processing = processing
+        super().__init__(config, processing, module, longest_row=longest_row)
         self._total_steps = total_steps
-        self.module: Model = module
-        self.device = this_device()
-        self.passes = Batcher(
-            config,
-            processing,
-            whole_tower=module.encoder.keeps,
-            why_padded=module.why_padded,
-            device=self.device,
-            longest_row=longest_row,
-        )
-        # Whole blocks of the attention's kernels on a GPU, and of oneDNN's products on a CPU.
-        self._multiple_of = row_multiple(module) if self.device.type == "cpu" else BLOCK_SIZE
-        self.tokens_computed = 0
-        self.tokens_asked = 0
         self.optimizer = build_optimizer(module, config.optim)
         offload = config.offload
         on_cpu = self.device.type == "cpu"
-        by_blocks = config.fsdp.enable_cpu_offload  # FSDP itself moves the weights then
-        self._moves_weights = offload.offload_params and not on_cpu and not by_blocks
+        by_blocks = config.fsdp.enable_cpu_offload  # FSDP itself moves the optimizer's state then
         self._moves_optimizer = offload.offload_optimizer and not on_cpu and not by_blocks
-        self._weights_offloaded = False
         if on_cpu and (offload.offload_params or offload.offload_optimizer or by_blocks):
             logger.warning("fsdp.enable_cpu_offload and offload.* have no effect: the device is the CPU")
 
@@ -94,53 +68,14 @@ class TrainableModel(ABC, Generic[Config, Model, Batch]):
 
     def to_device(self, *, optimizer: bool = False) -> None:
         """Loads what was offloaded: the weights and, if asked for, the optimizer's state. Call it before each use."""
-        if self._weights_offloaded:
-            self.module.to(self.device)
-            self._weights_offloaded = False
+        super().to_device()
         if optimizer and self._moves_optimizer:
             move_state(self.optimizer, self.device)
-
-    def rest(self) -> None:
-        """Moves the shards to host memory if `offload` is set, and frees gathered copies and gradients."""
-        if not self._moves_weights or self._weights_offloaded:
-            return
-        reshard(self.module)
-        self.forget_gradients()
-        self.module.to("cpu")
-        self._weights_offloaded = True
-        torch.cuda.empty_cache()
 
     def offload_optimizer(self) -> None:
         if self._moves_optimizer:
             move_state(self.optimizer, torch.device("cpu"))
             torch.cuda.empty_cache()
-
-    def collate(self, part: RankPass) -> CollatedRows:
-        """Collates the rows of a pass, and counts its tokens."""
-        batch = collate(
-            part.rows,
-            part.forest,
-            processing=self._processing,
-            device=self.device,
-            multiple_of=self._multiple_of,
-        )
-        self.tokens_computed += batch.input_ids.numel()
-        self.tokens_asked += sum(row.num_tokens for row in part.rows)
-        return batch
-
-    def _evaluate(
-        self, rows: Sequence[ScoringRow], compute: Callable[[RankPass], Tensor], activity: str
-    ) -> list[Tensor]:
-        """Returns what `compute` finds for each row's response tokens, (response length,) float32 on the CPU."""
-        results: dict[int, Tensor] = {}
-        passes = self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience)
-        for part in shown(passes, activity):
-            values = compute(part).float().cpu()  # (N,)
-            lengths = [len(row.response_ids) for row in part.rows]
-            values_of_rows = values.split(lengths)
-            # Entries beyond the indices belong to the filler.
-            results.update(zip(part.indices, values_of_rows, strict=False))
-        return [results[index] for index in range(len(rows))]
 
     def _accumulate(self, batch: Batch) -> list[Metrics]:
         """Computes the gradient of the batch's loss and leaves it in the weights' `grad`.

@@ -231,6 +231,36 @@ def test_below_lambda_1_no_token_is_credited_against_its_reward() -> None:
     torch.testing.assert_close(advantages, expected)
 
 
+@pytest.mark.parametrize(
+    ("lam", "plain"), [(1.0, [[3 / 4, 1 / 2], [-3 / 4, -9 / 10]]), (0.0, [[1 / 4, 1 / 2], [0.0, -9 / 10]])]
+)
+def test_uncertain_states_weigh_by_their_variance(lam: float, plain: list[list[float]]) -> None:
+    """p is 1/4 and 3/4, and evidence of log 3 makes V 1/2 and 9/10.
+
+    V (1 - V) / (p (1 - p)) is then 1 before it, and behind it (1/4) / (3/16) = 4/3 and (9/100) / (3/16) = 12/25. Without
+    evidence it is 1, and the rest is as without the weight, bit for bit.
+    """
+    settings = {"lam": lam, "scale": "none", "state_weight": "uncertainty"}
+    advantages = signal_of([1.0, 0.0], [[LOG3, 5.0]] * 2, **settings).advantages
+    weight = torch.tensor([[1.0, 4 / 3], [1.0, 12 / 25]], dtype=torch.float64)
+    torch.testing.assert_close(advantages, torch.tensor(plain, dtype=torch.float64) * weight)
+    silent = [[0.0, 0.0]] * 2
+    unweighted = signal_of([1.0, 0.0], silent, lam=lam, scale="none").advantages
+    torch.testing.assert_close(signal_of([1.0, 0.0], silent, **settings).advantages, unweighted)
+
+
+def test_a_weight_of_states_keeps_each_states_direction() -> None:
+    """It reads the prefix alone: the baseline's part of the gradient stays 0, and the rewards' part is reweighted."""
+    settings = {"advantage": {"scale": "none", "state_weight": "uncertainty"}}
+    constant = torch.ones_like(RIGHT)
+
+    def make(rewards: Tensor) -> Tensor:
+        return expected_gradient(with_teacher(rewards, tables(2)[0]), "hindsight", settings)
+
+    assert float(make(constant).abs().max()) < 1e-10
+    assert float((make(RIGHT) - exact_gradient(RIGHT)).norm()) > 1e-3
+
+
 def test_extreme_evidence_keeps_values_between_0_and_1() -> None:
     values = signal_of([1.0, 0.0], [[-1e4, 1e4, 0.0], [1e4, 1e4, 1e4]]).diagnostics["value"]
     assert values[0].tolist() == pytest.approx([0.25, 0.0, 0.25])

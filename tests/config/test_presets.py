@@ -32,11 +32,11 @@ def table(text: str) -> dict[str, Any]:
 GROUP = table("advantage: {ddof: 1, scale: std}")
 SHOWN = table("""
     positive: {source: ground_truth, num_tokens: 512, success_threshold: null, exclude_self: false}
-    teacher: {source: actor, sync_every: 1, ema_decay: 0.999, placement: user_suffix, template: null, with_images: true,
-              max_reference_tokens: 64}
+    teacher: {source: actor, model_path: null, sync_every: 1, ema_decay: 0.999, placement: user_suffix, template: null,
+              with_images: true, max_reference_tokens: 64}
 """)
 EVIDENCE = {**GROUP, **SHOWN} | table("""
-    advantage: {reward_low: 0.0, reward_high: 1.0, lam: 1.0, baseline: group}
+    advantage: {reward_low: 0.0, reward_high: 1.0, lam: 1.0, state_weight: none, baseline: group}
     weight: {lambda_init: 0.5, lambda_schedule: linear, lambda_decay_steps: 25, lambda_warmup_steps: 0, clip_radius: 0.5,
              mixed_groups_only: false}
 """)

@@ -65,6 +65,7 @@ class Scenario:
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    has_teacher_model: bool = False
     share: str = "mixed"
     distils: bool = False
     full_reference: bool = False
@@ -83,6 +84,7 @@ FROZEN_TOWER = "all weights but the vision tower's, gathered until the backward,
 ADAPTER = "an adapter, read by the first rank, with a KL over the vocabulary"
 QLORA = "an adapter on a base in 4 bits, which every rank reads though the first one is asked to"
 COPIES = "shards over 2 ranks with copies, read by the first rank"
+TAUGHT = "all weights, distilled from a frozen model"
 REFERENCE = TeacherConfig(source="reference")
 ACTORS: Mapping[str, Scenario] = {
     ALL_WEIGHTS: Scenario(
@@ -99,6 +101,7 @@ ACTORS: Mapping[str, Scenario] = {
     ),
     ADAPTER: Scenario(settings=_ADAPTED, teacher=REFERENCE, share="one empty", full_reference=True, num_steps=2),
     QLORA: Scenario(settings=_ADAPTED | {"model.lora.quantization": "nf4"}, teacher=REFERENCE, num_steps=2),
+    TAUGHT: Scenario(settings={"fsdp.enable_rank0_init": True}, has_teacher_model=True, distils=True),
     COPIES: Scenario(
         settings={"fsdp.fsdp_size": 2, "fsdp.enable_rank0_init": True},
         teacher=TeacherConfig(source="snapshot"),
@@ -113,7 +116,7 @@ CRITICS: Mapping[str, Scenario] = {
     ),
 }
 
-LEFT_OUT: Mapping[int, Sequence[str]] = {1: (), 2: (COPIES,), 4: (FROZEN_TOWER, QLORA, CRITIC)}
+LEFT_OUT: Mapping[int, Sequence[str]] = {1: (), 2: (COPIES,), 4: (FROZEN_TOWER, QLORA, TAUGHT, CRITIC)}
 """By number of ranks: two have no copies, and four make nothing of these that two do not make."""
 
 
@@ -217,9 +220,8 @@ class Share:
 def build_actor(folder: Path, scenario: Scenario) -> Actor:
     kl = [f"algorithm.disable_kl={not scenario.full_reference}", "algorithm.use_kl_loss=true", "algorithm.kl_coef=0.1"]
     settings = _EVERYWHERE | {"loss_type": scenario.loss_type} | dict(scenario.settings)
-    return actors.build_actor(
-        folder, *kl, "algorithm.kl_penalty=full", teacher=scenario.teacher, temperature=0.9, **settings
-    )
+    teacher = TeacherConfig(model_path=str(folder)) if scenario.has_teacher_model else scenario.teacher
+    return actors.build_actor(folder, *kl, "algorithm.kl_penalty=full", teacher=teacher, temperature=0.9, **settings)
 
 
 def actor_run(folder: Path, name: str, saved: Path) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -325,6 +326,24 @@ def test_answers_in_lists_reach_teachers_as_text(tmp_path: Path) -> None:
         trainer.estimator.references = noted
         advantages_of(trainer, rows)
         assert seen == [read]
+
+
+def test_a_teacher_of_other_weights_scores_in_trl(tmp_path: Path) -> None:
+    """The policy's own weights as a model give its bits, halved ones others; wrong responses and the answer are shown."""
+    from safetensors.torch import load_file, save_file
+
+    other = shutil.copytree(ASSETS, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    norm = next(name for name in weights if name.endswith("language_model.norm.weight"))
+    save_file(weights | {norm: weights[norm] / 2}, other / "model.safetensors", metadata={"format": "pt"})
+    rows = rows_of_the_world(1)
+    found: list[Tensor] = []
+    for teacher in ({}, {"model_path": str(ASSETS)}, {"model_path": str(other)}):
+        trainer = trl_trainer(rows, tmp_path, method="cepo", settings={"teacher": teacher})
+        found.append(advantages_of(with_canned(trainer, responses_to(trainer, rows, FOUR)), rows))
+    assert torch.equal(found[0], found[1])
+    assert not torch.allclose(found[0], found[2])
+    assert torch.equal(found[0].sign(), found[2].sign())
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_grpo.py"

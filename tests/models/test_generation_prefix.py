@@ -87,7 +87,7 @@ def test_the_format_counts_the_tag_that_the_template_wrote(
     sampler = RolloutSampler(config.worker, config.algorithm, contexts, processing, r1v_pool)
     verdicts = sampler.verdicts([(PROBLEM, processing.encode_text(response))])
     with caplog.at_level(logging.INFO, "cepo.train"):
-        check_before_loading(config.worker.actor, r1v_pool, [PROBLEM], processing)  # type: ignore[arg-type]
+        check_before_loading(config.worker.actor, config.estimator, r1v_pool, [PROBLEM], processing)  # type: ignore[arg-type]
     assert verdicts.tolist() == [form == 1.0]
     assert ("begins each response" in caplog.text) == bool(written)
 

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import ONE_STEP, REWARD_FUNCTIONS, TWO_TEACHERS, Train, around, json_lines, noting, recorded_groups
+from training_runs import (
+    ONE_STEP,
+    REWARD_FUNCTIONS,
+    TWO_TEACHERS,
+    Train,
+    around,
+    json_lines,
+    noting,
+    recorded_groups,
+    write_pictured,
+)
 
 from cepo.data.batch import OptimizerBatch
 from cepo.rollout.generator import GenerationRequest
@@ -202,3 +212,46 @@ def test_batches_and_greedy_accuracy_leave_the_sampled_one(validated: Train) -> 
     assert sum(verdicts.values()) / len(verdicts) == beside["val/greedy_accuracy"]
     assert {name: beside[name] for name in kept} == {name: one[name] for name in kept}
     assert "val/greedy_accuracy" not in one
+
+
+def test_black_images_and_headroom_stand_beside_the_accuracy(
+    validated: Train, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The blind responses are to black images of the same sizes, with the same seeds; a text has none to blacken.
+
+    Headroom: the problems that one of 3 samples solves, less those that the greedy response solves, of 5.
+    """
+    asked: list[Any] = []
+
+    def note(requests: Any, *_: Any) -> None:
+        asked.append(list(requests))
+
+    only = ["trainer.val_only=true", "trainer.val_before_train=false", "trainer.val_generations_to_log=5"]
+    settings = [*only, f"{OVERRIDE}.n=3", "trainer.val_blind=true", "trainer.val_greedy=true"]
+    found = validated(*settings, prepare=noting("backend.generate", note))
+    [row] = found.metrics
+    seen, greedy, blind = asked
+    assert [request.seed for request in seen] == [request.seed for request in blind]
+    for shown, black in zip(seen, blind, strict=True):
+        assert shown.prompt_ids == black.prompt_ids
+        assert [image.size for image in shown.images] == [image.size for image in black.images]
+        assert shown.images[0].getextrema() != black.images[0].getextrema() == ((0, 0),) * 3
+    assert row["val/num_blind_samples"] == row["val/num_samples"] == 15
+    assert 0.0 <= row["val/blind_accuracy"] <= 1.0
+    verdicts: dict[str, list[dict[str, Any]]] = {}
+    for each in json_lines(found.folder / "generations.jsonl"):
+        verdicts.setdefault(each["prompt_id"], []).append(each)
+    solved = [max(each["accuracy"] for each in of_one) - of_one[0]["greedy_accuracy"] for of_one in verdicts.values()]
+    assert row["val/headroom"] == pytest.approx(sum(solved) / 5)
+    assert "no meaning" not in caplog.text
+    assert len(greedy) == 5
+
+
+def test_a_run_on_texts_says_that_blind_has_no_meaning(
+    validated: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = write_pictured(tmp_path / "texts.parquet", [([], f"What is {number}?", str(number)) for number in range(4)])
+    only = ["trainer.val_only=true", "trainer.val_before_train=false", f"data.val_files={texts}"]
+    [row] = validated(*only, "trainer.val_blind=true").metrics
+    assert "trainer.val_blind has no meaning here: no validated problem has an image" in caplog.text
+    assert not any("blind" in name for name in row)

@@ -96,6 +96,10 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
     if interval is not None:
         low, high = interval
         line.append(f" ({low:.3f} to {high:.3f}, n {count:.0f})")
+    for name in ("val/greedy_accuracy", "val/headroom", "val/blind_accuracy"):
+        if name in values:
+            words = name.removeprefix("val/").removesuffix("_accuracy")
+            line.append(f"  {words} {values[name]:.3f}")
     if "val/reward" in values:
         line.append(f"  reward {values['val/reward']:.3f}")
     if "timing_s/validate" in values:
