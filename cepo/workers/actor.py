@@ -25,6 +25,7 @@ from cepo.workers.batching import RankPass
 from cepo.workers.building import build_scoring_model
 from cepo.workers.distributed import GatheredWeights, MergedWeights, on_first_rank, reshard, trained_weights
 from cepo.workers.hidden_state_cache import HiddenStateCache
+from cepo.workers.pass_sizes import PassSizes
 from cepo.workers.scoring_model import ScoringModel, TeacherStates, TokenScores
 from cepo.workers.teacher_weights import TeacherWeights
 from cepo.workers.training import TrainableModel
@@ -55,9 +56,10 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         total_steps: int,
         seed: int,
         longest_row: int | None = None,
+        chosen: PassSizes | None = None,
     ) -> None:
         module = build_scoring_model(config, temperature=temperature, seed=seed)
-        super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
+        super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row, chosen=chosen)
         self.teacher_weights = TeacherWeights(module, teacher)
         self.initial_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
         self.kept = HiddenStateCache()

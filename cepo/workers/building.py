@@ -108,7 +108,7 @@ def _distribute(
     device = this_device()
     trained: Any = root.model
     if config.model.enable_gradient_checkpointing:
-        trained.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_blocks(trained, recomputes=True)
         trained.enable_input_require_grads()
     whole_tower = pretrained.frozen_vision_parts(base)
     whole_weights: set[nn.Parameter] = set()
@@ -138,6 +138,14 @@ def _distribute(
         part.to(device)
     if config.padding_free and root.why_padded is None and device.type != "cpu":
         segments.require_packed_attention(base.get_decoder(), device, pretrained.torch_dtype(fsdp.mp_param_dtype))
+
+
+def recompute_blocks(model: Any, *, recomputes: bool) -> None:
+    """Lets the blocks of transformers' model keep only their inputs for the backward pass, or all their activations."""
+    if recomputes:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_disable()
 
 
 def _broadcast(root: nn.Module, state: dict[str, Any], whole_tower: Sequence[nn.Module], storage: torch.device) -> None:

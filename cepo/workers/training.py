@@ -22,7 +22,9 @@ from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE
 from cepo.terminal.progress import shown
 from cepo.workers.batching import Batcher, RankPass
+from cepo.workers.building import recompute_blocks
 from cepo.workers.distributed import on_first_rank, reshard, this_device, whole_tensor
+from cepo.workers.pass_sizes import PassSizes, agreed, resumed, sizes_of
 from cepo.workers.scoring_model import CollatedRows, ScoringModel, ValueModel, collate
 
 logger = logging.getLogger(__name__)
@@ -41,13 +43,21 @@ class TrainableModel(ABC, Generic[Config, Model, Batch]):
     Attributes:
         tokens_computed: tokens of all passes so far, including padding.
         tokens_asked: tokens of all rows in these passes, with shared tokens counted for each row.
+        pass_sizes: how passes are made; `make_passes` sets it.
     """
 
     name: ClassVar[str]
     """The prefix of the metrics."""
 
     def __init__(
-        self, config: Config, processing: Processing, module: Model, *, total_steps: int, longest_row: int | None
+        self,
+        config: Config,
+        processing: Processing,
+        module: Model,
+        *,
+        total_steps: int,
+        longest_row: int | None,
+        chosen: PassSizes | None = None,
     ) -> None:
         self._config = config
         self._processing = processing
@@ -62,6 +72,7 @@ class TrainableModel(ABC, Generic[Config, Model, Batch]):
             device=self.device,
             longest_row=longest_row,
         )
+        self.make_passes(sizes_of(config) if chosen is None else agreed(sizes_of(config, chosen), self.device))
         # Whole blocks of the attention's kernels on a GPU, and of oneDNN's products on a CPU.
         self._multiple_of = row_multiple(module) if self.device.type == "cpu" else BLOCK_SIZE
         self.tokens_computed = 0
@@ -75,6 +86,16 @@ class TrainableModel(ABC, Generic[Config, Model, Batch]):
         self._weights_offloaded = False
         if on_cpu and (offload.offload_params or offload.offload_optimizer or by_blocks):
             logger.warning("fsdp.enable_cpu_offload and offload.* have no effect: the device is the CPU")
+
+    def make_passes(self, sizes: PassSizes) -> None:
+        """Lets all later passes have these sizes."""
+        self.pass_sizes = sizes
+        if self._config.model.enable_gradient_checkpointing == "auto":
+            recompute_blocks(self.module.model, recomputes=sizes.recomputes)
+
+    def resume_passes(self, recorded: PassSizes) -> None:
+        """Lets passes have the sizes that a checkpoint's had, where the settings leave them to the GPU's memory."""
+        self.make_passes(sizes_of(self._config, resumed(recorded, self.pass_sizes)))
 
     def update(self, batches: Sequence[Batch], *, step: int) -> Metrics:
         """Takes one optimizer step per batch at the 0-based step's learning rate; denominators span all ranks."""
@@ -133,7 +154,7 @@ class TrainableModel(ABC, Generic[Config, Model, Batch]):
     ) -> list[Tensor]:
         """Returns what `compute` finds for each row's response tokens, (response length,) float32 on the CPU."""
         results: dict[int, Tensor] = {}
-        passes = self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience)
+        passes = self.passes.cut(rows, self.pass_sizes.scoring_rows)
         for part in shown(passes, activity):
             values = compute(part).float().cpu()  # (N,)
             lengths = [len(row.response_ids) for row in part.rows]
@@ -156,7 +177,7 @@ class TrainableModel(ABC, Generic[Config, Model, Batch]):
             else:
                 weight.grad.zero_()
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)  # (B, T)
-        passes = self.passes.cut(batch.rows, self._config.micro_batch_size_per_device_for_update)
+        passes = self.passes.cut(batch.rows, self.pass_sizes.update_rows)
         metrics: list[Metrics] = []
         for part in shown(passes, f"updating the {self.name}"):
             metrics.append(self._accumulate_gradient(batch, weights, part))

@@ -27,6 +27,7 @@ from cepo.workers.memory import (
     shape_of,
     with_sleep_decided,
 )
+from cepo.workers.pass_sizes import with_numbers
 from lab.support.live_tensors import LiveTensors
 from lab.support.published_models import PUBLISHED_SIZES, published_config
 from lab.worlds.model import model_config
@@ -47,7 +48,9 @@ def published_shape(lora: LoraConfig) -> ModelShape:
 def memory(*settings: str) -> Memory:
     """What the paper's setting with these changes needs of Qwen3-VL-2B."""
     config = load_config(["config=configs/geo3k/cepo.yaml", *settings])
-    return estimate_memory(config, with_vllm=True, shape_of_model=lambda model, lora: published_shape(lora))
+    return estimate_memory(
+        with_numbers(config), with_vllm=True, shape_of_model=lambda model, lora: published_shape(lora)
+    )
 
 
 def test_qwen3_vl_2b_has_its_known_number_of_parameters() -> None:
