@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from cepo.config.worker_schema import ActorConfig, CriticConfig, FsdpConfig
 from cepo.errors import ConfigError
 from cepo.models import pretrained, segments
-from cepo.models.compiled_layers import compile_decoder
+from cepo.models.compiled_layers import compile_decoder, keep_compiled_code
 from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
@@ -126,6 +126,7 @@ def _distribute(
     if from_first_rank and dist.get_rank() == 0:
         state = root.state_dict()
     if config.model.compile_layers is True or (config.model.compile_layers == "auto" and device.type != "cpu"):
+        keep_compiled_code()
         compile_decoder(base.get_decoder())
     if device.type != "cpu":
         use_masks_without_counting(base)
