@@ -297,6 +297,7 @@ def build_backend(
 
     from cepo.rollout.factory import vllm_samples
     from cepo.workers.memory import estimate_memory, require_memory
+    from cepo.workers.pass_sizes import with_numbers
     from cepo.workers.worker import WorkerSpec
 
     reserve_memory_in_growing_segments()
@@ -313,7 +314,8 @@ def build_backend(
     if under_ray or torch.cuda.is_available():
         num_banned = len(processing.banned_token_ids)
         with_vllm = vllm_samples(spec.generator, processing.family, num_banned=num_banned)
-        memory = estimate_memory(config, with_vllm=with_vllm)
+        memory = estimate_memory(with_numbers(config), with_vllm=with_vllm)
+        spec = spec.with_row_bytes(config, with_vllm=with_vllm)
     if under_ray:
         from cepo.data.row_settings import RowRules
         from cepo.runtime.ray_backend import RayBackend
@@ -324,7 +326,7 @@ def build_backend(
     from cepo.workers.worker import Worker
 
     require_memory(memory, spec.generator, this_device())
-    return Worker(spec.sleep_decided(memory), processing)
+    return Worker(spec.for_this_device(memory), processing)
 
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:

@@ -23,6 +23,7 @@ from cepo.rollout.factory import choose_generator, settings_of_run
 from cepo.run_folder.environment import installed_version
 from cepo.runtime.preflight import check_devices
 from cepo.workers.memory import LESS_ACTIVATIONS, MEASURED, WHAT_HELPS, Memory, engine_sleeps, estimate_memory, fit, gib
+from cepo.workers.pass_sizes import with_numbers
 
 _CONTAINER = Path("/sys/fs/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -159,7 +160,7 @@ def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Findi
         visuals = (int(family.reads_images), 0)
         settings = settings_of_run(config.data, config.worker, num_devices=trainer.num_devices, most_visuals=visuals)
         generator = choose_generator(settings, family, "cuda" if gpus else "cpu")
-        memory = estimate_memory(config, with_vllm=generator == "vllm" and bool(gpus))
+        memory = estimate_memory(with_numbers(config), with_vllm=generator == "vllm" and bool(gpus))
     except CepoError as error:
         return {heading: [Finding("run", "fail", str(error), "change what the message names")]}
     path = "rows that share tokens are packed" if family.packs else f"rows are padded: {family.why_padded}"

@@ -457,7 +457,9 @@ def _updates_in_words(config: RunConfig) -> str:
     updates = data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
     samples_per_update = actor.global_batch_size * config.worker.rollout.n
     size = actor.micro_batch_size_per_device_for_update
-    if actor.dynamic_batching:
+    if size == 0:
+        passes = "passes that the device's memory decides"
+    elif actor.dynamic_batching:
         passes = f"passes of at most {size * (data.max_prompt_length + data.max_response_length)} tokens"
     else:
         passes = f"{math.ceil(samples_per_update / size)} micro-batches of at most {size}"

@@ -66,8 +66,9 @@ class LoadedModelConfig:
 
     override_config: Fields = {}
     """Entries that replace those of the model's own configuration."""
-    enable_gradient_checkpointing: Annotated[bool, NOT_DECISIVE, FROM_RECORD] = True
-    """Recompute activations in the backward pass. This saves memory and costs time."""
+    enable_gradient_checkpointing: Annotated[bool | Literal["auto"], NOT_DECISIVE, FROM_RECORD] = "auto"
+    """Recompute activations in the backward pass. This saves memory and costs time. auto: on a GPU, unless its free memory
+    holds those of 8,000 tokens; true on a CPU."""
     compile_layers: Annotated[bool | Literal["auto"], NOT_DECISIVE, FROM_RECORD] = "auto"
     """Compile the language model's layers by torch.compile. Each kind of layer takes some seconds at its first pass.
     auto: on a GPU, not on a CPU. Layers that cannot be compiled compute as they are, and a line says so."""
@@ -160,10 +161,12 @@ class OffloadConfig:
 class UpdateConfig:
     """`worker.{actor,critic}.*`: how a model is scored and updated. One declaration for both, so that they cannot differ."""
 
-    micro_batch_size_per_device_for_update: Annotated[Count, NOT_DECISIVE] = 4
-    """Samples per forward and backward pass on a device. Lower it if an update runs out of memory."""
-    micro_batch_size_per_device_for_experience: Annotated[Count, NOT_DECISIVE] = 16
-    """Samples per log-prob pass on a device. Lower it if scoring runs out of memory."""
+    micro_batch_size_per_device_for_update: Annotated[Natural, NOT_DECISIVE] = 0
+    """Samples per forward and backward pass on a device. 0: as many as a GPU's free memory holds, by an estimate that the
+    log states; 4 on a CPU. Lower it if an update runs out of memory."""
+    micro_batch_size_per_device_for_experience: Annotated[Natural, NOT_DECISIVE] = 0
+    """Samples per log-prob pass on a device. 0: as many as a GPU's free memory holds; 16 on a CPU. Lower it if scoring runs
+    out of memory."""
     dynamic_batching: Annotated[bool, NOT_DECISIVE] = True
     """Fill each pass up to a number of tokens: the micro-batch size times the longest prompt plus the longest response.
     false: each pass has micro-batch size samples."""

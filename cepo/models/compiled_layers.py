@@ -7,6 +7,7 @@ torch's recomputation remain outside of the graph, around the layer.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from cepo.files.own_cache import cache_folder
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,15 @@ Backend = str | Callable[..., object]
 OPTIONS = {"specialize_float": True, "recompile_limit": 64, "skip_fsdp_guards": False}
 """The compiler's settings: the scales of attention and adapters are constants, a graph is not used for a layer with
 another state (its adapter disabled, say) although FSDP manages it, and each such state may have a graph."""
+
+
+def keep_compiled_code() -> None:
+    """Lets later processes take compiled code from a folder of this user that stays, unless the environment names one.
+
+    torch's own is in the folder of temporary files, which a container or a restart empties.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder("compiled"))
 
 
 def compile_decoder(decoder: Any, *, backend: Backend = "inductor") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -90,7 +91,8 @@ class VllmGenerator:
                 samplings.append(self._sampling(request, settings, sample=call))
         groups: list[list[Generation]] = [[] for _ in requests]
         answers: list[dict[int, list[Generation]]] = [{} for _ in requests]  # by call, since calls end in any order
-        with contextlib.closing(self._finished(llm, prompts, samplings)) as results:
+        num_responses = len(requests) * num_samples
+        with contextlib.closing(self._finished(llm, prompts, samplings, num_responses)) as results:
             for number, result in results:
                 index, call = divmod(number, num_calls)
                 answers[index][call] = [_generation(output) for output in result.outputs]
@@ -105,21 +107,29 @@ class VllmGenerator:
         return groups
 
     def _finished(
-        self, llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams]
+        self, llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams], num_responses: int
     ) -> Generator[tuple[int, RequestOutput], None, None]:
-        """Yields (index, result) of each request when it finishes. Closing the iterator early aborts the others."""
+        """Yields (index, result) of each request when it finishes. Closing the iterator early aborts the others.
+
+        The progress counts responses: a request of several ends with its last one, but vLLM waits for each of them.
+        """
         engine = llm.llm_engine
-        progress = Progress("sampling responses", len(prompts), draws=not self._settings.disable_tqdm)
+        progress = Progress("sampling responses", num_responses, draws=not self._settings.disable_tqdm)
         try:
             with callers_state_kept(), progress:
                 identifiers = self._enqueue(llm, prompts, samplings)
                 # vLLM appends random characters to a request's number for its own use, and answers with the number.
                 waiting = {identifier.split("-")[0]: index for index, identifier in enumerate(identifiers)}
                 try:
-                    while engine.has_unfinished_requests():
-                        for output in engine.step():
+                    for number_of_step in itertools.count(1):
+                        if not engine.has_unfinished_requests():
+                            break
+                        outputs = engine.step()
+                        progress.reach(
+                            num_responses - engine.get_num_unfinished_requests(), f"{number_of_step} steps of vLLM"
+                        )
+                        for output in outputs:
                             if output.finished:
-                                progress.update()
                                 yield waiting.pop(output.request_id), output  # type: ignore[misc]
                 except GeneratorExit:
                     engine.abort_request(list(waiting))

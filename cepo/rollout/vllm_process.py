@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import importlib
 import importlib.util
 import logging
 import os
@@ -37,6 +39,11 @@ _FIXED_OPTIONS: Mapping[str, object] = {
     "generation_config": "vllm",
     "disable_log_stats": True,
 }
+_STAGES_OF_START = {
+    "determine_available_memory": "compiling the model and measuring its memory",
+    "compile_or_warm_up_model": "capturing graphs",
+}
+"""What vLLM's start does, by the name of its worker's method."""
 _COMMON_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 _CPU_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -179,17 +186,52 @@ def start_engine(settings: GeneratorSettings) -> LLM:
         num_ranks=torch.distributed.get_world_size() if has_process_group() else 1,
     )
     prepare_environment(on_gpu=not without_gpu())
-    with phase("starting vLLM; without a GPU this takes seconds, with one up to a few minutes"):
+    waited_for = "this takes seconds"
+    if not without_gpu():
+        waited_for = "it loads the weights, compiles the model and captures graphs, which took 2 minutes on an H200"
+    with phase(f"starting vLLM: {waited_for}"):
         try:
             from vllm import LLM
 
-            with callers_state_kept(), warnings.catch_warnings():
+            with callers_state_kept(), stages_shown(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
                 if without_gpu():
                     _load_model_classes(settings)
                 return LLM(**options)
         except Exception as error:
             raise EngineError(f"vLLM could not start on '{settings.model_path}': {last_lines(error)}") from error
+
+
+@contextlib.contextmanager
+def stages_shown() -> Iterator[None]:
+    """Names what vLLM's start is busy with in the lines of progress, in place of vLLM's bars of graphs."""
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    executors: Any = UniProcExecutor
+    call = executors.collective_rpc
+
+    def shown(executor: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        stage = _STAGES_OF_START.get(method) if isinstance(method, str) else None
+        if stage is None:
+            return call(executor, method, *args, **kwargs)
+        with phase(stage, is_brief=True):
+            return call(executor, method, *args, **kwargs)
+
+    graphs = importlib.import_module("vllm.v1.worker.gpu.cudagraph_utils") if not without_gpu() else None
+    bar = getattr(graphs, "tqdm", None)
+    executors.collective_rpc = shown
+    if bar is not None:
+        vars(graphs)["tqdm"] = functools.partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        executors.collective_rpc = call
+        if bar is not None:
+            vars(graphs)["tqdm"] = bar
+
+
+def _is_another_message(record: logging.LogRecord) -> bool:
+    return "no matching PunicaWrapper" not in str(record.msg)
 
 
 def _load_model_classes(settings: GeneratorSettings) -> None:
@@ -228,7 +270,7 @@ def _head_types(worker: Any) -> set[str]:
 
 
 def prepare_environment(*, on_gpu: bool) -> None:
-    """Sets variables that are not yet set, adds the folder of this Python's tools to the PATH, and silences two warnings."""
+    """Sets variables that are not yet set, adds the folder of this Python's tools to the PATH, and silences three warnings."""
     device_environment = _GPU_ENVIRONMENT if on_gpu else _CPU_ENVIRONMENT
     environment = _COMMON_ENVIRONMENT | device_environment
     for variable, value in environment.items():
@@ -238,6 +280,8 @@ def prepare_environment(*, on_gpu: bool) -> None:
     # The second warns that Triton, which vLLM's CPU build itself installs, does not support CPUs.
     for name in ("vllm.utils.jit_monitor", "vllm.triton_utils.importing"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # One for each layer of the vision tower, which has no adapter (`lora_target_modules`), about a hundred.
+    logging.getLogger("vllm.lora.model_manager").addFilter(_is_another_message)
 
 
 def shut_down(llm: LLM, *, keep_process_group: bool) -> None:

@@ -106,7 +106,7 @@ class RankProcess:
             spec.actor.model, chat_template=spec.chat_template, chat_template_kwargs=spec.chat_template_kwargs
         )
         require_memory(memory, spec.generator, this_device())
-        self._worker = Worker(spec.sleep_decided(memory), processing)
+        self._worker = Worker(spec.for_this_device(memory), processing)
         store = ImageStore(row_rules, processing)
         reads_images = probe is not None and _can_read(store, probe)
         self._receiver = Receiver(store)

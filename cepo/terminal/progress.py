@@ -102,13 +102,19 @@ class Progress:
         self._total = total
         self._draws = draws
         self._done = 0
+        self._detail = ""
         self._start = time.monotonic()
         self._next_line_seconds = FIRST_LINES_SECONDS[0]
         self._task: TaskID | None = None
         self._on_exit = ExitStack()  # removes what `__enter__` drew or listed
 
     def update(self, count: int = 1) -> None:
-        self._done += count
+        self.reach(self._done + count)
+
+    def reach(self, done: int, detail: str = "") -> None:
+        """Sets how many items are done. The log's line ends with `detail`: how far those are that are not."""
+        self._done = done
+        self._detail = detail
         if self._task is not None and _view is not None:
             _view.update(self._task, completed=self._done)
         else:
@@ -133,6 +139,8 @@ class Progress:
         if not self._total or self._total == 1:
             return f"{self.what}: {seconds:.0f} s so far"
         counts = f"{self.what}: {self._done} of {self._total} after {seconds:.0f} s"
+        if self._detail:
+            counts = f"{counts}, {self._detail}"
         if not self._done or seconds <= 0:
             return counts
         rate = self._done / seconds

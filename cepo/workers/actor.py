@@ -25,6 +25,7 @@ from cepo.workers.batching import RankPass
 from cepo.workers.building import build_scoring_model
 from cepo.workers.distributed import GatheredWeights, MergedWeights, on_first_rank, trained_weights
 from cepo.workers.hidden_state_cache import HiddenStateCache
+from cepo.workers.pass_sizes import PassSizes
 from cepo.workers.scored_model import ScoredModel
 from cepo.workers.scoring_model import ScoringModel, TeacherStates, TokenScores
 from cepo.workers.teacher_model import TeacherModel
@@ -44,6 +45,8 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
     """
 
     name = "actor"
+    teacher_model: TeacherModel | None = None
+    """A teacher with weights of its own, which scores in passes of the policy's sizes."""
 
     def __init__(
         self,
@@ -57,15 +60,16 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         total_steps: int,
         seed: int,
         longest_row: int | None = None,
+        chosen: PassSizes | None = None,
     ) -> None:
         module = build_scoring_model(config, temperature=temperature, seed=seed)
-        super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
+        super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row, chosen=chosen)
         self.teacher_weights = TeacherWeights(module, teacher)
-        self.teacher_model: TeacherModel | None = None
         if teacher.model_path is not None:
             self.teacher_model = TeacherModel(
                 teacher.model_path, config, processing, temperature=temperature, longest_row=longest_row
             )
+            self.teacher_model.pass_sizes = self.pass_sizes
         self.initial_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
         self.kept = HiddenStateCache()
         self._objective = objective_settings
@@ -74,6 +78,11 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         self._reported_asked = 0
 
     @torch.no_grad()
+    def make_passes(self, sizes: PassSizes) -> None:
+        super().make_passes(sizes)
+        if self.teacher_model is not None:
+            self.teacher_model.pass_sizes = sizes
+
     def score(
         self,
         rows: Sequence[ScoringRow],

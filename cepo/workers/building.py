@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from cepo.config.worker_schema import ActorConfig, CriticConfig, FsdpConfig
 from cepo.errors import ConfigError
 from cepo.models import pretrained, segments
-from cepo.models.compiled_layers import compile_decoder
+from cepo.models.compiled_layers import compile_decoder, keep_compiled_code
 from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
@@ -115,7 +115,7 @@ def _distribute(
     device = this_device()
     trained: Any = root.model
     if config.model.enable_gradient_checkpointing:
-        trained.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_blocks(trained, recomputes=True)
         trained.enable_input_require_grads()
     whole_tower = pretrained.frozen_vision_parts(base)
     whole_weights: set[nn.Parameter] = set()
@@ -133,6 +133,7 @@ def _distribute(
     if from_first_rank and dist.get_rank() == 0:
         state = root.state_dict()
     if config.model.compile_layers is True or (config.model.compile_layers == "auto" and device.type != "cpu"):
+        keep_compiled_code()
         compile_decoder(base.get_decoder())
     if device.type != "cpu":
         use_masks_without_counting(base)
@@ -145,6 +146,14 @@ def _distribute(
         part.to(device)
     if config.padding_free and root.why_padded is None and device.type != "cpu":
         segments.require_packed_attention(base.get_decoder(), device, pretrained.torch_dtype(fsdp.mp_param_dtype))
+
+
+def recompute_blocks(model: Any, *, recomputes: bool) -> None:
+    """Lets the blocks of transformers' model keep only their inputs for the backward pass, or all their activations."""
+    if recomputes:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_disable()
 
 
 def _broadcast(root: nn.Module, state: dict[str, Any], whole_tower: Sequence[nn.Module], storage: torch.device) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter, ValidationError
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -33,9 +34,11 @@ from cepo.models.pretrained import write_quantization
 from cepo.rollout.generator import AdapterWeights
 from cepo.workers.actor import Actor
 from cepo.workers.critic import Critic
+from cepo.workers.pass_sizes import WITHOUT_CARD, PassSizes
 
 SHARDS = "distributed"
 ADAPTER = "lora_adapter"
+_PASSES = TypeAdapter(PassSizes)
 _TRAINED = StateDictOptions(strict=False, ignore_frozen_params=True)
 
 
@@ -53,6 +56,8 @@ def save_state(worker: Actor | Critic, folder: Path, *, weights_only: bool = Fal
     notes: dict[str, Any] = {}
     if not weights_only:
         notes["random"] = _random_state()
+        if worker.pass_sizes.card > 0:
+            notes["passes"] = worker.pass_sizes._asdict()
     write_shards(tensors, folder / SHARDS, notes)
     worker.offload_optimizer()
     if isinstance(worker, Actor) and adapter is not None and dist.get_rank() == 0:
@@ -84,6 +89,18 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
         _set_random_state(shards.notes[source_rank]["random"])
     except Exception as error:  # the random state of a stranger can be anything
         raise CheckpointError(f"{folder} has no valid random state ({error}); give another checkpoint") from error
+    worker.resume_passes(_recorded_passes(shards.notes[source_rank], folder))
+
+
+def _recorded_passes(notes: Mapping[str, Any], folder: Path) -> PassSizes:
+    """Returns the passes of the run that wrote the checkpoint; those without a card if it chose none by a card."""
+    recorded = notes.get("passes")
+    if recorded is None:
+        return WITHOUT_CARD
+    try:
+        return _PASSES.validate_python(recorded)
+    except ValidationError as error:
+        raise CheckpointError(f"{folder} has no valid sizes of passes ({error}); give another checkpoint") from error
 
 
 def load_weights(worker: Actor | Critic, folder: Path) -> None:

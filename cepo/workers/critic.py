@@ -14,6 +14,7 @@ from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
 from cepo.workers.batching import RankPass
 from cepo.workers.building import build_value_model
+from cepo.workers.pass_sizes import PassSizes
 from cepo.workers.scoring_model import ValueModel
 from cepo.workers.training import TrainableModel
 
@@ -35,9 +36,10 @@ class Critic(TrainableModel[CriticConfig, ValueModel, CriticBatch]):
         total_steps: int,
         seed: int,
         longest_row: int | None = None,
+        chosen: PassSizes | None = None,
     ) -> None:
         module = build_value_model(config, processing, seed=seed)
-        super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
+        super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row, chosen=chosen)
 
     @torch.no_grad()
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:

@@ -25,7 +25,6 @@ from cepo.errors import ConfigError
 from cepo.models import pretrained
 from cepo.models.families import family_of
 from cepo.models.head import DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, HEAD_CHUNK_ELEMENTS_ON_GPU
-from cepo.workers.teacher_model import frozen_settings
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +155,8 @@ def _frozen_teacher(
     path = config.estimator.teacher.model_path
     if path is None:
         return []
-    settings = frozen_settings(config.worker.actor, path)
-    shape = shape_of_model(settings.model)
+    settings = config.worker.actor
+    shape = shape_of_model(ModelConfig(model_path=path))
     compute_bytes = VALUE_BYTES[settings.fsdp.mp_param_dtype]
     num_shards = settings.fsdp.fsdp_size if settings.fsdp.fsdp_size > 0 else config.trainer.num_devices
     gathered = shape.gathered if settings.fsdp.enable_full_shard else shape.parameters

@@ -16,6 +16,7 @@ from cepo.models.segments import BLOCK_SIZE
 from cepo.terminal.progress import shown
 from cepo.workers.batching import Batcher, RankPass
 from cepo.workers.distributed import reshard, this_device
+from cepo.workers.pass_sizes import PassSizes, sizes_of
 from cepo.workers.scoring_model import CollatedRows, ScoringModel, ValueModel, collate
 
 Config = TypeVar("Config", ActorConfig, CriticConfig)
@@ -30,6 +31,7 @@ class ScoredModel(Generic[Config, Model]):
     Attributes:
         tokens_computed: tokens of all passes so far, including padding.
         tokens_asked: tokens of all rows in these passes, with shared tokens counted for each row.
+        pass_sizes: how passes are made.
     """
 
     def __init__(self, config: Config, processing: Processing, module: Model, *, longest_row: int | None) -> None:
@@ -37,6 +39,7 @@ class ScoredModel(Generic[Config, Model]):
         self._processing = processing
         self.module: Model = module
         self.device = this_device()
+        self.pass_sizes: PassSizes = sizes_of(config)
         self.passes = Batcher(
             config,
             processing,
@@ -60,7 +63,7 @@ class ScoredModel(Generic[Config, Model]):
     def results(self, rows: Sequence[ScoringRow], compute: Callable[[RankPass], Tensor]) -> list[Tensor]:
         """Returns what `compute` finds for each row's response tokens, (response length,) float32 on the CPU."""
         results: dict[int, Tensor] = {}
-        passes = self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience)
+        passes = self.passes.cut(rows, self.pass_sizes.scoring_rows)
         for part in shown(passes, "scoring"):
             values = compute(part).float().cpu()  # (N,)
             lengths = [len(row.response_ids) for row in part.rows]

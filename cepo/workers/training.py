@@ -20,7 +20,9 @@ from cepo.metrics import Metrics, as_numbers, max_value, mean_value, merge_metri
 from cepo.models.processing import Processing
 from cepo.terminal.progress import shown
 from cepo.workers.batching import RankPass
+from cepo.workers.building import recompute_blocks
 from cepo.workers.distributed import on_first_rank, whole_tensor
+from cepo.workers.pass_sizes import PassSizes, agreed, resumed, sizes_of
 from cepo.workers.scored_model import Config, Model, ScoredModel
 
 logger = logging.getLogger(__name__)
@@ -38,9 +40,17 @@ class TrainableModel(ScoredModel[Config, Model], ABC, Generic[Config, Model, Bat
     """The prefix of the metrics."""
 
     def __init__(
-        self, config: Config, processing: Processing, module: Model, *, total_steps: int, longest_row: int | None
+        self,
+        config: Config,
+        processing: Processing,
+        module: Model,
+        *,
+        total_steps: int,
+        longest_row: int | None,
+        chosen: PassSizes | None = None,
     ) -> None:
         super().__init__(config, processing, module, longest_row=longest_row)
+        self.make_passes(sizes_of(config) if chosen is None else agreed(sizes_of(config, chosen), self.device))
         self._total_steps = total_steps
         self.optimizer = build_optimizer(module, config.optim)
         offload = config.offload
@@ -49,6 +59,16 @@ class TrainableModel(ScoredModel[Config, Model], ABC, Generic[Config, Model, Bat
         self._moves_optimizer = offload.offload_optimizer and not on_cpu and not by_blocks
         if on_cpu and (offload.offload_params or offload.offload_optimizer or by_blocks):
             logger.warning("fsdp.enable_cpu_offload and offload.* have no effect: the device is the CPU")
+
+    def make_passes(self, sizes: PassSizes) -> None:
+        """Lets all later passes have these sizes."""
+        self.pass_sizes = sizes
+        if self._config.model.enable_gradient_checkpointing == "auto":
+            recompute_blocks(self.module.model, recomputes=sizes.recomputes)
+
+    def resume_passes(self, recorded: PassSizes) -> None:
+        """Lets passes have the sizes that a checkpoint's had, where the settings leave them to the GPU's memory."""
+        self.make_passes(sizes_of(self._config, resumed(recorded, self.pass_sizes)))
 
     def update(self, batches: Sequence[Batch], *, step: int) -> Metrics:
         """Takes one optimizer step per batch at the 0-based step's learning rate; denominators span all ranks."""
@@ -91,7 +111,7 @@ class TrainableModel(ScoredModel[Config, Model], ABC, Generic[Config, Model, Bat
             else:
                 weight.grad.zero_()
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)  # (B, T)
-        passes = self.passes.cut(batch.rows, self._config.micro_batch_size_per_device_for_update)
+        passes = self.passes.cut(batch.rows, self.pass_sizes.update_rows)
         metrics: list[Metrics] = []
         for part in shown(passes, f"updating the {self.name}"):
             metrics.append(self._accumulate_gradient(batch, weights, part))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
 from cepo.workers.memory import Memory, with_sleep_decided
+from cepo.workers.pass_sizes import PassSizes, RowBytes, chosen_for, needs_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class WorkerSpec:
     total_steps: int
     seed: int
     longest_row: int  # in tokens, prompt and response
+    row_bytes: Mapping[str, RowBytes] = field(default_factory=dict)  # of "actor" and "critic", if there may be a GPU
+    passes: Mapping[str, PassSizes] = field(default_factory=dict)  # that this process's GPU holds
 
     @classmethod
     def of(
@@ -86,10 +89,24 @@ class WorkerSpec:
             longest_row=config.data.max_prompt_length + config.data.max_response_length,
         )
 
-    def sleep_decided(self, memory: Memory | None) -> WorkerSpec:
-        """Returns these values with the engine's `sleep` decided by the memory estimate for this process's GPU."""
-        generator = with_sleep_decided(memory, self.generator, this_device())
-        return dataclasses.replace(self, generator=generator)
+    def with_row_bytes(self, config: RunConfig, *, with_vllm: bool) -> WorkerSpec:
+        """Returns these values with what rows of each trained model need on a GPU."""
+        models: dict[str, ActorConfig | CriticConfig] = {"actor": self.actor}
+        if self.critic is not None:
+            models["critic"] = self.critic
+        needs = {name: needs_of(config, settings, with_vllm=with_vllm) for name, settings in models.items()}
+        return dataclasses.replace(self, row_bytes=needs)
+
+    def for_this_device(self, memory: Memory | None) -> WorkerSpec:
+        """Returns these values with the engine's `sleep` and the passes decided by this process's GPU, if it has one."""
+        device = this_device()
+        generator = with_sleep_decided(memory, self.generator, device)
+        if memory is None or device.type != "cuda":
+            return dataclasses.replace(self, generator=generator)
+        passes = {
+            name: chosen_for(needs, memory, generator, device, name=name) for name, needs in self.row_bytes.items()
+        }
+        return dataclasses.replace(self, generator=generator, passes=passes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +146,12 @@ class Worker:
                 teacher=spec.teacher,
                 objective_settings=objective_settings(spec.actor, spec.kl, plugins=spec.plugins),
                 with_reference=spec.needs_initial_weights,
+                chosen=spec.passes.get("actor"),
                 **common,
             )
-            self.critic = None if spec.critic is None else Critic(spec.critic, processing, **common)
+            self.critic = None
+            if spec.critic is not None:
+                self.critic = Critic(spec.critic, processing, chosen=spec.passes.get("critic"), **common)
         self._models: dict[str, Actor | Critic] = {"actor": self.actor}
         if self.critic is not None:
             self._models["critic"] = self.critic

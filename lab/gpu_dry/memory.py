@@ -389,6 +389,7 @@ def counted(case: Case, folder: Path) -> tuple[Peaks, Memory, str | None, str | 
     from cepo.config import load_config
     from cepo.models.processing import Processing
     from cepo.workers.memory import estimate_memory, fit
+    from cepo.workers.pass_sizes import with_numbers
 
     settings = [f"worker.actor.model.model_path={folder}", f"trainer.n_gpus_per_node={case.devices}", *case.settings]
     # Single operations allocate here, not compiled kernels, which keep less.
@@ -396,7 +397,7 @@ def counted(case: Case, folder: Path) -> tuple[Peaks, Memory, str | None, str | 
     if case.has_critic:
         settings.append(with_values())
     config = load_config([f"config={ROOT / 'configs' / 'geo3k' / 'cepo.yaml'}", *settings])
-    memory = estimate_memory(config, with_vllm=True)
+    memory = estimate_memory(with_numbers(config), with_vllm=True)
     free, total = torch.cuda.mem_get_info()
     refused, _ = fit(memory, config.worker.rollout, free=free, total=total)
     peaks = Peaks()

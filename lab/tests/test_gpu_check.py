@@ -33,10 +33,11 @@ from lab.worlds.model import build_processor
 from lab.worlds.tokenizer import build_tokenizer
 from testing.shapes import SHAPES, full_length_tokenizer, model_config
 
+FIRST_PARTS = ["versions", *(["engine adapter"] if find_spec("vllm") else []), "two steps", "levers"]
 PARTS = [
-    "versions",
+    *FIRST_PARTS,
     "tests",
-    *(["engine adapter", "engine full"] if find_spec("vllm") else []),
+    *(["engine full"] if find_spec("vllm") else []),
     "stages 2b",
     "stages small",
     "profile of the update",
@@ -85,7 +86,8 @@ def test_a_shapes_tokenizer_bans_few_of_its_ids(name: str, tmp_path: Path) -> No
 @pytest.mark.heavy
 def test_on_a_cpu_all_parts_of_the_check_pass(tmp_path: Path) -> None:
     """The engine's part is among them, and the parts leave their figures."""
-    done = gpu_check(tmp_path / "out", "-k", "cpu and (doctor or generation and bf16)", CEPO_GPU_CHECK_DEVICE="cpu")
+    arguments = ("-k", "cpu and (doctor or generation and bf16)")
+    done = gpu_check(tmp_path / "out", *arguments, CEPO_GPU_CHECK_DEVICE="cpu", CEPO_GPU_CHECK_PARTS="all")
     if torch.cuda.is_available():
         assert "skipped" in done.stdout  # the tests see no GPU, and are told to run at the CPU's place
     assert done.returncode == 0, done.stdout + done.stderr
@@ -107,14 +109,23 @@ def test_on_a_cpu_all_parts_of_the_check_pass(tmp_path: Path) -> None:
         steps = [line.partition(":")[0] for line in log.splitlines() if line.startswith(("ok  ", "FAIL"))]
         assert steps == [f"ok   {name}" for name in ENGINE_STEPS * 2]
         assert log.count("engine check: passed") == 2
+    table = [line for line in log.splitlines() if line.startswith("| ")]
+    assert "not measured" not in "".join(table)
+    for what in (
+        "training: timing_s/step",
+        "training: timing_s/generate",
+        "levers: compiled, budget, nothing recomputed",
+    ):
+        assert any(line.startswith(f"| {what}") for line in table), what
     assert "0 parts failed (none)" in done.stdout.splitlines()[-1]
 
 
 def test_failing_parts_exit_1_and_stop_no_other_part(tmp_path: Path) -> None:
     done = gpu_check(tmp_path / "out", CEPO_GPU_CHECK_DEVICE="cpu", CEPO_GPU_CHECK_SECONDS="1")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.findall(r"^-- (.*): exit code 124 ", done.stdout, re.MULTILINE) == PARTS
-    assert f"{len(PARTS)} parts failed ({' '.join(PARTS)})" in done.stdout.splitlines()[-1]
+    assert re.findall(r"^-- (.*): exit code 124 ", done.stdout, re.MULTILINE) == FIRST_PARTS
+    assert "| steps | not measured |" in done.stdout.splitlines()
+    assert f"{len(FIRST_PARTS)} parts failed ({' '.join(FIRST_PARTS)})" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

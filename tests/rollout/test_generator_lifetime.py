@@ -187,3 +187,34 @@ def test_images_on_several_threads_give_one_threads_samples(
         monkeypatch.setattr(renderer, "_process_multimodal", fails)
         with pytest.raises(EngineError, match="no image"):
             generator.generate(prompts, settings)
+
+
+def test_the_start_names_what_it_is_busy_with_and_draws_no_bars(
+    tiny_model_folder: Path, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's log is silent below warnings, and its bars of graphs have no switch."""
+    shown: list[str] = []
+
+    @contextlib.contextmanager
+    def noting(what: str, *, is_brief: bool = False) -> Iterator[None]:
+        shown.append(what)
+        yield
+
+    monkeypatch.setattr(vllm_process, "phase", noting)
+    with contextlib.closing(open_generator("vllm", tiny_model_folder, tiny_processing)):
+        pass
+    compiling, graphs = vllm_process._STAGES_OF_START.values()
+    assert [shown[0], *dict.fromkeys(shown[1:])] == ["starting vLLM: this takes seconds", compiling, graphs]
+
+
+def test_layers_without_an_adapter_are_not_reported_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    vllm_process.prepare_environment(on_gpu=False)
+    logger = logging.getLogger("vllm.lora.model_manager")
+    with caplog.at_level(logging.WARNING, logger.name):
+        logger.addHandler(caplog.handler)
+        logger.warning(
+            "Regarding %s, no matching PunicaWrapper is found; %s will be ignored.", "Qwen3VL", "visual.blocks.0"
+        )
+        logger.warning("another %s", "message")
+    logger.removeHandler(caplog.handler)
+    assert set(caplog.messages) == {"another message"}

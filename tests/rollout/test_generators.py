@@ -29,6 +29,7 @@ from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.generator import FullWeights, Generation, GenerationRequest, Generator, SamplingSettings
 from cepo.rollout.transformers_generator import draw_tokens, row_uniforms
+from cepo.terminal.progress import Progress
 
 pytestmark = pytest.mark.heavy
 
@@ -100,6 +101,28 @@ def test_both_generators_draw_the_same_tokens_on_a_cpu(
             uniform = row_uniforms(prompt.seed, sample, 24)[at]
             drawn = draws_within_rounding(logits, pair[0][:at], uniform, banned, settings)
             assert {pair[0][at], pair[1][at]} <= drawn
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="the limits of lengths are those of the CPU's draws")
+@pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)
+def test_responses_are_counted_as_they_end(
+    generator: Generator, requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: one request asks for all its samples, and ends with the last of them. They ended with it in the display."""
+    monkeypatch.setattr(generator, "_draws_itself", False)
+    often_ended = {"ignore_eos": True, "detokenize": False, "stop_token_ids": list(range(60))}
+    monkeypatch.setattr(generator, "_stopping", lambda settings: often_ended)
+    reached: list[tuple[int, str]] = []
+    monkeypatch.setattr(Progress, "reach", lambda self, done, detail="": reached.append((done, detail)))
+    settings = SamplingSettings(num_samples=12, max_response_length=48)
+    (group,) = generator.generate(requests[:1], settings)
+    ends = sorted(len(generation.response_ids) for generation in group)
+    assert len({end for end in ends if end < 48}) > 1, "responses end at different tokens"
+    num_done = [done for done, _ in reached]
+    assert num_done == sorted(num_done)
+    assert num_done[-1] == 12
+    assert len(set(num_done)) >= len(set(ends))
+    assert reached[-1][1] == f"{len(reached)} steps of vLLM"
 
 
 def draws_within_rounding(

@@ -168,6 +168,16 @@ def test_work_that_finishes_nothing_is_not_silent(
     assert caplog.messages == ["validate (0 s): sampling responses: 0 of 512 after 0 s"]
 
 
+def test_a_line_says_how_far_work_is_of_which_nothing_has_ended() -> None:
+    task = Progress("sampling responses", 256)
+    task.reach(0, "361 steps of vLLM")
+    assert task.line(task._start + 5) == "sampling responses: 0 of 256 after 5 s, 361 steps of vLLM"
+    task.reach(64, "400 steps of vLLM")
+    assert task.line(task._start + 8) == (
+        "sampling responses: 64 of 256 after 8 s, 400 steps of vLLM (8 per second), about 24 s left"
+    )
+
+
 @pytest.mark.parametrize(("seconds", "draws", "drawn"), [(1.5, True, True), (0.0, True, False), (1.5, False, False)])
 def test_a_terminal_gets_a_bar_after_half_a_second(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seconds: float, draws: bool, drawn: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from PIL import Image
 from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, write_checkpoint
 
 from cepo.data.batch import ScoringRow, token_array
-from cepo.models.compiled_layers import compile_decoder
+from cepo.models.compiled_layers import compile_decoder, keep_compiled_code
 from cepo.models.processing import Processing
 from cepo.workers import building
 from cepo.workers.actor import Actor
@@ -120,3 +121,14 @@ def test_compiled_kernels_compute_the_same_to_float32(tiny_model_folder: Path, m
     found = found_by(actor_of(tiny_model_folder, compiles=True), rows)
     assert float((found[0] - expected[0]).abs().mean()) < 2e-6
     assert float((found[1] - expected[1]).norm() / expected[1].norm()) < 2e-5
+
+
+def test_compiled_code_is_kept_where_a_restart_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this user's folder of caches, and where the environment says so if it does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cepo" / "compiled")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"

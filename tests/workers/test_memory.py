@@ -25,6 +25,7 @@ from cepo.workers.memory import (
     shape_of,
     with_sleep_decided,
 )
+from cepo.workers.pass_sizes import with_numbers
 from testing.published_models import PUBLISHED_SIZES, published_config
 
 GIB = 2**30
@@ -41,7 +42,7 @@ def published_shape(size: str) -> ModelShape:
 def memory(*settings: str, size: str = "2B") -> Memory:
     """What the paper's setting with these changes needs of a published model."""
     config = load_config(["config=configs/geo3k/cepo.yaml", *settings])
-    return estimate_memory(config, with_vllm=True, shape_of_model=lambda model: published_shape(size))
+    return estimate_memory(with_numbers(config), with_vllm=True, shape_of_model=lambda model: published_shape(size))
 
 
 def test_qwen3_vl_2b_has_its_known_number_of_parameters() -> None:

@@ -1,0 +1,195 @@
+"""How many rows a pass has by a GPU's free memory, against figures of an H200, and that a resumed run keeps the choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from actors import build_actor
+from lab.support.published_models import published_config
+from lab.support.rows import build_rows, gradients_of, optimizer_batch
+from lab.support.shapes import MICRO, write_checkpoint
+
+from cepo.config import load_config
+from cepo.config.worker_schema import ActorConfig
+from cepo.models.processing import Processing
+from cepo.workers.actor import Actor
+from cepo.workers.checkpoint import load_state, save_state
+from cepo.workers.memory import Memory
+from cepo.workers.pass_sizes import (
+    WITHOUT_CARD,
+    PassSizes,
+    RowBytes,
+    choose,
+    chosen_for,
+    free_beside_engine,
+    resumed,
+    row_bytes,
+    sizes_of,
+    with_numbers,
+)
+
+GB = 10**9
+ROW = 3_072
+"""Tokens of the longest prompt and response of configs/geo3k/cepo.yaml."""
+
+
+def settings(*arguments: str) -> ActorConfig:
+    return load_config(["config=configs/geo3k/cepo.yaml", *arguments]).worker.actor
+
+
+def needs(size: str = "2B", *arguments: str, base: float = 12 * GB, tokens: int = ROW) -> RowBytes:
+    text = published_config(size).get_text_config()
+    return row_bytes(text, settings(*arguments), base=int(base), tokens=tokens)
+
+
+def without_weights(*, with_vllm: bool) -> Memory:
+    zeros: dict[str, Any] = dict.fromkeys(Memory._fields, 0)
+    return Memory(**zeros | {"with_vllm": with_vllm})
+
+
+def test_the_bytes_of_a_row_by_hand() -> None:
+    """Qwen3-VL-2B: 28 layers, 2,048 hidden and 6,144 inner values, in bf16."""
+    as_it_is = 2 * (14 * 2048 + 4 * 6144) + 32 * 2048
+    compiled = 2 * (10 * 2048 + 3 * 6144)
+    found = needs(tokens=1)
+    assert found == RowBytes(
+        base=12 * GB,
+        kept=28 * compiled + as_it_is,
+        recomputed=28 * 2 * 2048 + as_it_is,
+        scored=as_it_is // 2,
+        tokens=1,
+    )
+    eager = needs("2B", "worker.actor.model.compile_layers=false", tokens=1)
+    assert eager == found._replace(kept=29 * as_it_is)
+
+
+def test_the_bytes_of_a_row_are_those_of_an_h200() -> None:
+    """Between two passes each, of 11,520 and 15,667 tokens that kept all and 11,520 and 23,500 that recomputed.
+
+    Measured with 40, 50, 17 and 21 GB at 2B. The estimate may be higher, by at most 40 %, never lower.
+    """
+    found = needs(tokens=1)
+    kept, recomputed = (50 - 40) * GB / (15_667 - 11_520), (21 - 17) * GB / (23_500 - 11_520)
+    assert kept <= 1.3 * found.kept <= 1.4 * kept
+    assert recomputed <= 1.3 * found.recomputed <= 1.4 * recomputed
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "expected"),
+    [
+        ("2B", 141, (10, 21, False)),  # bounds of tokens, not memory
+        ("2B", 56, (4, 21, False)),  # what vLLM's 0.6 of an H200 leaves
+        ("2B", 32, (10, 21, True)),  # of an H100
+        ("2B", 16, (3, 11, True)),
+        ("2B", 12.1, (1, 1, True)),
+        ("2B", 3, (1, 1, True)),  # it may not fit at all, which `require_memory` says
+        ("4B", 56, (10, 21, True)),
+        ("4B", 130, (7, 21, False)),
+    ],
+)
+def test_more_rows_with_more_memory(size: str, free: float, expected: tuple[int, int, bool]) -> None:
+    found = choose(needs(size), free=int(free * GB), card=141 * GB)
+    assert found == PassSizes(*expected, card=141 * GB)
+
+
+def test_what_is_chosen_fits() -> None:
+    """The base and 1.3 times the rows, for any free memory and any length of rows with which one row fits."""
+    for tokens in (256, 1_500, ROW, 9_216, 40_000):
+        needed = needs(tokens=tokens)
+        for gigabytes in range(14, 140, 3):
+            free = gigabytes * GB
+            found = choose(needed, free=free, card=141 * GB)
+            of_row = needed.recomputed if found.recomputes else needed.kept
+            for rows, size in ((found.update_rows, of_row), (found.scoring_rows, needed.scored)):
+                assert rows == 1 or needed.base + 1.3 * rows * size <= free
+            if not found.recomputes:
+                assert found.update_rows * tokens >= 8_000
+                assert needed.base + 1.3 * found.update_rows * needed.kept <= free
+
+
+def test_a_sleeping_engine_leaves_more_and_another_generator_its_own_weights() -> None:
+    base = load_config(["config=configs/geo3k/cepo.yaml"]).worker.rollout
+    memory = without_weights(with_vllm=True)._replace(engine=5 * GB)
+    asleep, awake = (dataclasses.replace(base, sleep=sleep) for sleep in (True, False))
+    assert free_beside_engine(memory, asleep, free=80 * GB, card=80 * GB) == 80 * GB - 2 * 2**30
+    assert free_beside_engine(memory, awake, free=80 * GB, card=80 * GB) == 32 * GB
+    assert free_beside_engine(memory._replace(with_vllm=False), awake, free=80 * GB, card=80 * GB) == 75 * GB
+
+
+def test_numbers_of_the_settings_are_kept_and_a_processor_has_its_own() -> None:
+    chosen = PassSizes(7, 30, recomputes=False, card=80 * GB)
+    assert sizes_of(settings()) == WITHOUT_CARD == PassSizes(4, 16, recomputes=True)
+    assert sizes_of(settings(), chosen) == chosen
+    given = settings(
+        "worker.actor.micro_batch_size_per_device_for_update=2",
+        "worker.actor.model.enable_gradient_checkpointing=true",
+    )
+    assert sizes_of(given, chosen) == PassSizes(2, 30, recomputes=True, card=80 * GB)
+    numbers = with_numbers(load_config(["config=configs/geo3k/cepo.yaml"])).worker
+    for model in (numbers.actor, numbers.critic):
+        assert (model.micro_batch_size_per_device_for_update, model.micro_batch_size_per_device_for_experience) == (
+            4,
+            16,
+        )
+        assert model.model.enable_gradient_checkpointing is True
+
+
+def test_a_resumed_run_takes_the_recorded_passes_except_on_a_smaller_card(caplog: pytest.LogCaptureFixture) -> None:
+    recorded = PassSizes(7, 30, recomputes=False, card=141 * GB)
+    same_card = PassSizes(6, 28, recomputes=True, card=141 * GB)  # by a little less free memory
+    assert resumed(recorded, same_card) == recorded
+    smaller = same_card._replace(card=80 * GB)
+    with caplog.at_level(logging.WARNING):
+        assert resumed(recorded, smaller) == smaller
+    assert "differ from the checkpoint's" in caplog.text
+    assert resumed(recorded, WITHOUT_CARD) == WITHOUT_CARD
+    assert resumed(WITHOUT_CARD, same_card) == same_card
+
+
+def test_the_choice_is_said_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (140 * GB, 141 * GB))
+    memory = without_weights(with_vllm=False)
+    rollout = load_config(["config=configs/geo3k/cepo.yaml"]).worker.rollout
+    with caplog.at_level(logging.INFO):
+        chosen_for(needs(), memory, rollout, torch.device("cuda"), name="actor")
+    assert "actor: updates in passes of 30720 tokens without recomputation, scoring of 64512" in caplog.text
+
+
+def actor_with(folder: Path, chosen: PassSizes) -> Actor:
+    """An actor whose GPU chose these passes."""
+    actor = build_actor(
+        folder,
+        model__lora__rank=4,
+        micro_batch_size_per_device_for_update=0,
+        micro_batch_size_per_device_for_experience=0,
+        model__enable_gradient_checkpointing="auto",
+        dynamic_batching="false",
+    )
+    actor.make_passes(chosen)
+    return actor
+
+
+def test_a_resumed_actor_makes_the_same_passes_to_the_bit(tmp_path: Path) -> None:
+    """Although another choice fits the memory now: passes of 2 rows with recomputation, where 3 without it are kept."""
+    folder = write_checkpoint(MICRO, tmp_path / "model", dtype="float32")
+    rows, _ = build_rows(MICRO, Processing(str(folder)), groups=2, group_size=3, contexts=2, prompt=MICRO.prompt_tokens)
+    batch = optimizer_batch(rows)
+    recorded, now = PassSizes(3, 5, False, card=80 * GB), PassSizes(2, 4, True, card=80 * GB)
+
+    first = actor_with(folder, recorded)
+    first.update([batch], step=0)
+    save_state(first, tmp_path / "saved")
+    second = actor_with(folder, now)
+    assert second.pass_sizes == now
+    load_state(second, tmp_path / "saved")
+    assert second.pass_sizes == recorded
+    layers = second.module.base.get_decoder().layers
+    assert not any(layer.gradient_checkpointing for layer in layers), "activations are kept as in the first run"
+    assert len(second.passes.cut(rows, second.pass_sizes.update_rows)) == 2
+    for found, expected in zip(gradients_of(second, batch), gradients_of(first, batch), strict=True):
+        assert torch.equal(found, expected)
