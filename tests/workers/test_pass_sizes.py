@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch
 from actors import build_actor
-from lab.support.published_models import published_config
-from lab.support.rows import build_rows, gradients_of, optimizer_batch
-from lab.support.shapes import MICRO, write_checkpoint
 
 from cepo.config import load_config
 from cepo.config.worker_schema import ActorConfig
@@ -32,6 +29,9 @@ from cepo.workers.pass_sizes import (
     sizes_of,
     with_numbers,
 )
+from testing.published_models import published_config
+from testing.rows import build_rows, gradients_of, optimizer_batch
+from testing.shapes import MICRO, write_checkpoint
 
 GB = 10**9
 ROW = 3_072
