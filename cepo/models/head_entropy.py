@@ -9,7 +9,7 @@ gradient `a` in `log P(y)` and `b` in `H` has this gradient in the logits:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 from cepo.models.cpu.matrix_products import in_whole_blocks, multiply, weight_gradient
 from cepo.models.head import chunks, is_plain, logits_product, vocabulary_log_probs
-from cepo.models.kernel_check import can_have_kernels, kernel_agrees
 
 
 def log_probs_and_entropies(
@@ -72,7 +71,7 @@ class _LogProbsAndEntropies(torch.autograd.Function):
         parts: list[Statistics] = []
         for chunk in chunks(max(len(targets), 1), chunk_tokens):  # one empty chunk for no tokens
             logits = product(hidden[chunk], weight)  # (n, V)
-            parts.append(statistics_of(logits, targets[chunk], temperature))
+            parts.append(_statistics(logits, targets[chunk], temperature))
         log_probs = torch.cat([part.log_probs for part in parts])
         entropies = torch.cat([part.entropies for part in parts])
         normalisers = torch.cat([part.normalisers for part in parts])
@@ -93,7 +92,7 @@ class _LogProbsAndEntropies(torch.autograd.Function):
             to_weight = torch.zeros(weight.shape, dtype=entropies.dtype, device=weight.device)
         for chunk in chunks(len(targets), ctx.chunk_tokens):
             logits = ctx.product(hidden[chunk], weight)  # (n, V)
-            gradient_in_place(
+            _gradient_in_place(
                 logits,
                 targets[chunk],
                 ctx.temperature,
@@ -112,45 +111,14 @@ class _LogProbsAndEntropies(torch.autograd.Function):
         return to_hidden, to_weight, None, None, None, None
 
 
-def statistics_of(logits: Float[Tensor, "n V"], targets: Int64[Tensor, " n"], temperature: float) -> Statistics:
-    """Computes what the loss and its gradient need of each row of unscaled `logits`, which may be overwritten."""
-    if _kernel_works(logits.device, logits.dtype):
-        from cepo.models import head_kernel  # needs Triton
-
-        return Statistics(*head_kernel.statistics_of(logits, targets, temperature))
-    return _statistics_by_torch(logits, targets, temperature)
-
-
-def gradient_in_place(
-    logits: Float[Tensor, "n V"],
-    targets: Int64[Tensor, " n"],
-    temperature: float,
-    *,
-    entropies: Float[Tensor, " n"],
-    normalisers: Float[Tensor, " n"],
-    to_log_probs: Float[Tensor, " n"],
-    to_entropies: Float[Tensor, " n"],
-) -> None:
-    """Overwrites unscaled `logits` with the loss's gradient in them, in their own type.
-
-    `to_log_probs` and `to_entropies` are the loss's gradients in the results of `log_probs_and_entropies`.
-    """
-    rows = (targets, normalisers, entropies, to_log_probs, to_entropies)
-    if _kernel_works(logits.device, logits.dtype):
-        from cepo.models import head_kernel  # needs Triton
-
-        head_kernel.gradient_in_place(logits, *rows, temperature)
-    else:
-        _gradient_by_torch(logits, *rows, temperature)
-
-
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
     """Returns the logits over the temperature, in float32 or float64; overwrites logits of these types."""
     scaled = logits if logits.dtype is torch.float64 else logits.float()
     return scaled if temperature == 1 else scaled.div_(temperature)
 
 
-def _statistics_by_torch(logits: Tensor, targets: Tensor, temperature: float) -> Statistics:
+def _statistics(logits: Float[Tensor, "n V"], targets: Int64[Tensor, " n"], temperature: float) -> Statistics:
+    """Computes what the loss and its gradient need of each row of unscaled `logits`, which may be overwritten."""
     scaled = _scaled(logits, temperature)  # (n, V)
     highest = scaled.amax(dim=1, keepdim=True)  # (n, 1), as all below
     scaled.sub_(highest)
@@ -167,15 +135,20 @@ def _statistics_by_torch(logits: Tensor, targets: Tensor, temperature: float) ->
     )
 
 
-def _gradient_by_torch(
-    logits: Tensor,
-    targets: Tensor,
-    normalisers: Tensor,
-    entropies: Tensor,
-    to_log_probs: Tensor,
-    to_entropies: Tensor,
+def _gradient_in_place(
+    logits: Float[Tensor, "n V"],
+    targets: Int64[Tensor, " n"],
     temperature: float,
+    *,
+    entropies: Float[Tensor, " n"],
+    normalisers: Float[Tensor, " n"],
+    to_log_probs: Float[Tensor, " n"],
+    to_entropies: Float[Tensor, " n"],
 ) -> None:
+    """Overwrites unscaled `logits` with the loss's gradient in them, in their own type.
+
+    `to_log_probs` and `to_entropies` are the loss's gradients in the results of `log_probs_and_entropies`.
+    """
     log_p = _scaled(logits, temperature).sub_(normalisers.unsqueeze(1))  # (n, V)
     p = log_p.exp()
     to_log_prob = to_log_probs.unsqueeze(1)  # (n, 1)
@@ -187,33 +160,6 @@ def _gradient_by_torch(
     gradient.div_(temperature)
     if gradient is not logits:
         logits.copy_(gradient)
-
-
-@cache
-def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns whether both kernels agree with torch on a small input on this device."""
-    if not can_have_kernels(device, dtype):
-        return False
-    factors = torch.tensor([1.0, -0.5, 0.25], device=device)
-
-    def rows_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Returns what the gradient needs of each row, for both from torch, so that it is compared by itself."""
-        statistics = _statistics_by_torch(logits.clone(), targets, 0.7)
-        return targets, statistics.normalisers, statistics.entropies, factors, factors.flip(0)
-
-    def by_kernel(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        from cepo.models import head_kernel
-
-        statistics = head_kernel.statistics_of(logits, targets, 0.7)
-        head_kernel.gradient_in_place(logits, *rows_of(logits, targets), 0.7)
-        return logits, *statistics
-
-    def by_torch(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        statistics = _statistics_by_torch(logits.clone(), targets, 0.7)
-        _gradient_by_torch(logits, *rows_of(logits, targets), 0.7)
-        return logits, *statistics
-
-    return kernel_agrees("entropies", device, dtype, by_kernel=by_kernel, by_torch=by_torch)
 
 
 def _by_recomputation(

@@ -376,7 +376,9 @@ def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
     if infinite:
         raise ValueError(f"{min(infinite)} has values that are not finite")
     layers = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in lora_names}
-    ranks = {(*tensor.shape[:1],) for name, tensor in tensors.items() if name.endswith(".lora_A.weight")}
-    if ranks != {(read["r"],)}:
-        raise ValueError(f"{ADAPTER_CONFIG} names the rank {read['r']}, and {ADAPTER_WEIGHTS} has {sorted(ranks)}")
+    if not layers:
+        raise ValueError(f"{ADAPTER_WEIGHTS} has no adapter")
+    for name, tensor in tensors.items():
+        if name.endswith(".lora_A.weight") and tensor.shape[:1] != (read["r"],):
+            raise ValueError(f"{ADAPTER_CONFIG} names the rank {read['r']}, which is not that of {name}")
     return {**read, "peft_type": "LORA", "target_modules": sorted(layers)}

@@ -410,7 +410,7 @@ MISLEADING: dict[str, tuple[dict[str, Any], float, str]] = {
     "a rank that the tensors do not have": (
         {"r": 8},
         1.0,
-        r"names the rank 8, and adapter_model.safetensors has \[4\]",
+        "rank 8, which is not that of",
     ),
     "ranks for patterns": ({"rank_pattern": {ENDLESS: 8}}, 1.0, "settings that cepo does not read: rank_pattern"),
     "scales for patterns": ({"alpha_pattern": {ENDLESS: 8}}, 1.0, "does not read: alpha_pattern"),
