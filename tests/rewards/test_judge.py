@@ -23,7 +23,7 @@ from cepo.errors import ConfigError, RewardError
 from cepo.rewards.benchmark import JUDGE_INSTRUCTIONS
 from cepo.rewards.contract import load_reward
 from cepo.rewards.judge import INSTRUCTIONS, compute_score, quotable
-from cepo.rewards.judge_server import is_this_machine
+from cepo.rewards.judge_server import JudgeServer, is_this_machine
 
 HERE = Path(__file__)
 RESPONSES: dict[str, str] = yaml.safe_load(
@@ -199,6 +199,13 @@ def test_no_secret_reaches_a_message(
     told = all_text(caught.value) + caplog.text
     for secret in SECRETS:
         assert secret not in told
+
+
+def test_a_password_is_masked_in_each_of_its_spellings() -> None:
+    """As the address has it, as it is, and as an address would have all of its signs."""
+    server = JudgeServer("http://user:p%41ss%2F42@localhost/v1", "")
+    for spelling in ("p%41ss%2F42", "pAss/42", "pAss%2F42"):
+        assert "ss" not in server.masked(spelling)
 
 
 @pytest.mark.parametrize("key", ["sk-can\nary", "sk-can…ary"])
