@@ -151,7 +151,7 @@ def test_marks_differ_by_request_and_not_by_call() -> None:
 
 ECHOES: dict[str, dict[str, Any]] = {
     "a refusal": {"status": 401},
-    "a refusal that is cut within the secret": {"status": 401, "before": "x" * 290},
+    "a refusal that is cut within the key": {"status": 401, "before": "x" * 283},
     "a busy server": {"status": 503},
     "a redirection": {"status": 302, "Location": "/elsewhere"},
     "no JSON": {},
@@ -169,7 +169,9 @@ def repeat(request: Request, form: dict[str, Any]) -> None:
     kind = headers.pop("as", "text")
     before = headers.pop("before", "")
     sent = dict(request.headers)
-    text = f"{before}{request.path} {request.headers} {json.dumps(sent)}"
+    text = f"{request.path} {request.headers} {json.dumps(sent)}"
+    if before:  # up to 300 characters of a message are shown, of the key those that spell its name
+        text = f"{before}{request.headers['Authorization']} {text}"
     contents = {
         "text": text.encode(),
         "content": reply(text),
