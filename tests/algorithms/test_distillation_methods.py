@@ -234,6 +234,13 @@ def test_only_wrong_rollouts_read_the_groups_right_response() -> None:
     assert build_estimator("srpo").references(group(WRONG))["correct"] == [None]
 
 
+def test_srpo_weights_by_entropy_as_released() -> None:
+    """All configurations of the release have `srpo_beta` 1."""
+    srpo = build_estimator("srpo")
+    assert srpo.reads_teacher_entropies
+    assert srpo.reads == ("group_ids", "old_log_probs")
+
+
 def test_srpo_without_distillation_is_grpo() -> None:
     batch = dataclasses.replace(batch_of([True] * 4), teacher_log_probs={}, has_reference={})
     signal = signal_of("srpo", batch, distillation={"weight": 0.0, "policy_weight": 1.0})

@@ -120,6 +120,8 @@ def test_vppo_adds_its_bonus_in_every_group() -> None:
     assert advantages[8:].tolist() == [[0.25] * length + [0.0] * (7 - length) for length in LENGTHS[8:]]
     sees = {"masked": batch.has_reference["masked"]}
     assert bool(estimator.live_rows(batch.rewards, batch.group_ids, sees).all())
+    released = build_estimator("vppo")
+    assert bool(released.live_rows(batch.rewards, batch.group_ids, sees).all())
     without = build_estimator("vppo", {"log_prob_bonus": 0.0})
     assert without.live_rows(batch.rewards, batch.group_ids, sees).tolist() == [True] * 8 + [False] * 4
     flat = group(*(rollout(index, 1.0, "7") for index in range(2)))

@@ -49,7 +49,7 @@ def test_an_entry_is_made_once() -> None:
 
 
 def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
-    """200 bits of all files of the entry, its seal included, one at a time."""
+    """200 bits of all files of the entry, its seal included, one at a time; the time of a last change may be set back."""
     draw = random.Random(0)
     for _ in range(200):
         file = write("the content of an entry")
@@ -57,7 +57,10 @@ def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
         changed = draw.choice([file, entry / "seal.json"])
         content = bytearray(changed.read_bytes())
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        before = changed.stat()
         changed.write_bytes(content)
+        if draw.random() < 0.5:
+            os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert write("the content of an entry").read_text() == "the content of an entry"
 
 
@@ -129,6 +132,10 @@ def others_may_write(place: Path) -> None:
     place.chmod(0o777)
 
 
+def a_group_may_write(place: Path) -> None:
+    place.chmod(0o770)
+
+
 def others_may_write_around(place: Path) -> None:
     place.parent.chmod(0o777)
 
@@ -143,7 +150,7 @@ def is_a_file(place: Path) -> None:
     place.write_text("no folder")
 
 
-@pytest.mark.parametrize("change", [others_may_write, others_may_write_around, is_a_link, is_a_file])
+@pytest.mark.parametrize("change", [others_may_write, a_group_may_write, others_may_write_around, is_a_link, is_a_file])
 def test_a_folder_that_others_may_change_is_replaced(
     change: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,6 +169,22 @@ def test_a_folder_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytes
     place = tmp_path / "cache" / "cepo" / "rows"
     place.mkdir(mode=0o700, parents=True)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert own_folder(place) != place
+
+
+def test_a_folder_below_one_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He could put another folder in its place. `lstat` says that the user 4711 owns it, as no test can arrange."""
+    place = tmp_path / "his" / "cache"
+    original = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        status = original(path)
+        fields = list(status)
+        if path == place.parent:
+            fields[4] = 4711
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
     assert own_folder(place) != place
 
 

@@ -50,6 +50,13 @@ def test_the_variables_of_a_template_are_those_it_is_given(template: str, variab
     assert ChatTemplate(template, "it", special_tokens={}).variables() == variables
 
 
+def test_a_setting_replaces_a_special_token_of_its_name() -> None:
+    """A tokenizer that writes the beginning itself needs no `bos_token` in the prompt."""
+    text = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = ChatTemplate(text, "it", special_tokens={"bos_token": "<s>"}, settings={"bos_token": ""})
+    assert template.render([{"role": "user", "content": "4?"}]) == "4?"
+
+
 @pytest.mark.parametrize(
     ("settings", "opening"),
     [({}, ""), ({"enable_thinking": True}, ""), ({"enable_thinking": False}, EMPTY_THOUGHT)],

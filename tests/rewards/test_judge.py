@@ -23,7 +23,7 @@ from cepo.errors import ConfigError, RewardError
 from cepo.rewards.benchmark import JUDGE_INSTRUCTIONS
 from cepo.rewards.contract import load_reward
 from cepo.rewards.judge import INSTRUCTIONS, compute_score, quotable
-from cepo.rewards.judge_server import is_this_machine
+from cepo.rewards.judge_server import JudgeServer, is_this_machine
 
 HERE = Path(__file__)
 RESPONSES: dict[str, str] = yaml.safe_load(
@@ -151,7 +151,7 @@ def test_marks_differ_by_request_and_not_by_call() -> None:
 
 ECHOES: dict[str, dict[str, Any]] = {
     "a refusal": {"status": 401},
-    "a refusal that is cut within the secret": {"status": 401, "before": "x" * 290},
+    "a refusal that is cut within the key": {"status": 401, "before": "x" * 283},
     "a busy server": {"status": 503},
     "a redirection": {"status": 302, "Location": "/elsewhere"},
     "no JSON": {},
@@ -169,7 +169,9 @@ def repeat(request: Request, form: dict[str, Any]) -> None:
     kind = headers.pop("as", "text")
     before = headers.pop("before", "")
     sent = dict(request.headers)
-    text = f"{before}{request.path} {request.headers} {json.dumps(sent)}"
+    text = f"{request.path} {request.headers} {json.dumps(sent)}"
+    if before:  # up to 300 characters of a message are shown, of the key those that spell its name
+        text = f"{before}{request.headers['Authorization']} {text}"
     contents = {
         "text": text.encode(),
         "content": reply(text),
@@ -199,6 +201,13 @@ def test_no_secret_reaches_a_message(
     told = all_text(caught.value) + caplog.text
     for secret in SECRETS:
         assert secret not in told
+
+
+def test_a_password_is_masked_in_each_of_its_spellings() -> None:
+    """As the address has it, as it is, and as an address would have all of its signs."""
+    server = JudgeServer("http://user:p%41ss%2F42@localhost/v1", "")
+    for spelling in ("p%41ss%2F42", "pAss/42", "pAss%2F42"):
+        assert "ss" not in server.masked(spelling)
 
 
 @pytest.mark.parametrize("key", ["sk-can\nary", "sk-can…ary"])
