@@ -151,7 +151,7 @@ def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
 
 
 def test_noise_is_what_contradicts_the_outcome() -> None:
-    """Of six tokens, here ten times, one had no alternative. Of the others -0.2 and -0.1 speak against: noise 0.1 / 0.6745 = 0.148.
+    """Of six tokens, ten times, one had no alternative. Of the others -0.2 and -0.1 speak against: noise 0.1 / 0.6745.
 
     Above twice that are 0.9 of the right response, and 0.4 of the wrong one, whose contrast is -0.4: two of five.
     """
