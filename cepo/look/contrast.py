@@ -42,6 +42,7 @@ from cepo.workers.worker import WorkerSpec, objective_settings
 _METHOD = "cepo"
 _TEACHERS = {"positive": {"source": "peer_answer"}, "negative": {"source": "peer_answer", "fallback": "neutral"}}
 """Each teacher reads the final answer of a right or of a wrong response of the group."""
+_FEWEST_TOKENS = 20
 _BELIEF_NOTE = (
     "The curve is the belief that the response is right: the share of right ones among the other responses, and after each "
     "token how much likelier the right answer makes it."
@@ -72,7 +73,7 @@ class ScoredGroups:
     beliefs: Sequence[Mapping[int, Sequence[float]]]
     knowledge: Sequence[Tree]
     separation: float | None
-    noise: ContrastNoise
+    noise: ContrastNoise | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +215,19 @@ def _image(name: str) -> Image.Image:
     return open_image(read_bytes(Path(name), largest=LARGEST_IMAGE), formats=("PNG", "JPEG")).convert("RGB")
 
 
-def contrast_noise(batch: TokenBatch, delta: Tensor) -> ContrastNoise:
-    """Returns the noise of a contrast delta, (B, T), between the teachers `correct` and `wrong` of a batch."""
+def contrast_noise(batch: TokenBatch, delta: Tensor) -> ContrastNoise | None:
+    """Returns the noise of a contrast delta, (B, T), between the teachers `correct` and `wrong` of a batch.
+
+    It is None if fewer than 20 tokens contradict the outcome.
+    """
     alternative = statistics.had_alternative(batch.teacher_log_probs["correct"], batch.teacher_log_probs["wrong"])
     counted = alternative & batch.response_mask & batch.has_reference["correct"].unsqueeze(1)
     agreement = delta.where(batch.correct.unsqueeze(1), -delta)
     nats = statistics.contrast_noise(agreement, counted)
     of_tokens = agreement[counted]
-    number = max(1, of_tokens.numel())
+    if int((of_tokens < 0).sum()) < _FEWEST_TOKENS:
+        return None
+    number = of_tokens.numel()
     return ContrastNoise(
         nats=nats,
         for_outcome=int((of_tokens > 2 * nats).sum()) / number,
@@ -293,7 +299,7 @@ def gauge(scored: ScoredGroups) -> str:
             f"the contrast of a token in right and in wrong responses is {scored.separation:.2f} standard deviations apart"
         )
     noise = scored.noise
-    if parts:
+    if parts and noise is not None:
         parts.append(
             f"its noise is {noise.nats:.2f} nats, and of the tokens that had an alternative {100 * noise.for_outcome:.0f} % "
             f"exceed it twice for the outcome, {100 * noise.against_outcome:.0f} % against it"

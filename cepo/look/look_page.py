@@ -163,6 +163,7 @@ def _responses_table(groups: Sequence[ResponseGroup], total: int) -> Table:
         caption=f"{len(rows):,} of {total:,} responses"
         + (", of groups evenly spread over the run" if len(rows) < total else ""),
         filters=(1, 2),
+        typeset=(5, 6, 7),
         pictures=list(pictures.values()),
         is_of_cards=True,
     )

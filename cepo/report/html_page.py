@@ -23,7 +23,8 @@ class Table:
 
     Numbers show 3 digits and keep the exact value. A mapping has a `text`, with the `value` by which it sorts, or with the
     number of a `picture` among `pictures`, which are data URIs. Of the columns `filters`, by number, the reader can choose
-    one text. On a phone the rows of `is_of_cards` become cards.
+    one text. On a phone the rows of `is_of_cards` become cards. Texts of the columns `typeset` show Markdown and LaTeX as they
+    read, until the reader asks for what is written.
     """
 
     head: Sequence[str]
@@ -31,6 +32,7 @@ class Table:
     caption: str = ""
     filters: Sequence[int] = ()
     pictures: Sequence[str] = ()
+    typeset: Sequence[int] = ()
     is_of_cards: bool = False
 
 

@@ -151,15 +151,16 @@ def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
 
 
 def test_noise_is_what_contradicts_the_outcome() -> None:
-    """Of six tokens one had no alternative. Of the others -0.2 and -0.1 speak against: noise 0.1 / 0.6745 = 0.148.
+    """Of six tokens, ten times, one had no alternative. Of the others -0.2 and -0.1 speak against: noise 0.1 / 0.6745.
 
     Above twice that are 0.9 of the right response, and 0.4 of the wrong one, whose contrast is -0.4: two of five.
     """
     probability = torch.tensor([[0.5, 0.5, 0.99], [0.5, 0.5, 0.5]])
     delta = torch.tensor([[0.9, -0.2, -3.0], [-0.4, 0.1, 0.0]])
+    delta, probability = delta.repeat(1, 10), probability.repeat(1, 10)
     batch = TokenBatch(
-        token_level_rewards=torch.zeros(2, 3),
-        response_mask=torch.ones(2, 3, dtype=torch.bool),
+        token_level_rewards=torch.zeros(2, 30),
+        response_mask=torch.ones(2, 30, dtype=torch.bool),
         old_log_probs=probability.log(),
         group_ids=torch.zeros(2, dtype=torch.long),
         teacher_log_probs={"correct": probability.log(), "wrong": probability.log()},
@@ -167,8 +168,10 @@ def test_noise_is_what_contradicts_the_outcome() -> None:
         has_reference={"correct": torch.tensor([True, True]), "wrong": torch.tensor([True, True])},
     )
     noise = contrast_noise(batch, delta)
+    assert noise is not None
     assert noise.nats == pytest.approx(0.1 / 0.6745)
     assert (noise.for_outcome, noise.against_outcome) == (0.4, 0.0)
+    assert contrast_noise(batch, 0 * delta) is None, "no token contradicts the outcome"
 
 
 def test_without_a_mixed_group_there_is_nothing_to_contrast() -> None:

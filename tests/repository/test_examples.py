@@ -354,9 +354,9 @@ def executed(notebook: Path) -> dict[str, Any]:
     return names
 
 
-def test_two_notebooks_have_the_outputs_of_their_code() -> None:
+def test_three_notebooks_have_the_outputs_of_their_code() -> None:
     """Made by scripts/run_notebooks.py: every cell was run in order, none failed, and no path of a machine is in them."""
-    assert [notebook.name for notebook in NOTEBOOKS] == ["first_run.ipynb", "own_parts.ipynb"]
+    assert [notebook.name for notebook in NOTEBOOKS] == ["first_run.ipynb", "look.ipynb", "own_parts.ipynb"]
     for notebook in NOTEBOOKS:
         text = notebook.read_text(encoding="utf-8")
         assert len(text) < 60_000, notebook.name
@@ -385,9 +385,17 @@ def test_the_first_run_shows_the_credit_of_tokens(elsewhere: Path) -> None:
 
 
 @pytest.mark.heavy
+def test_rollouts_of_another_trainer_are_looked_at(elsewhere: Path) -> None:
+    names = executed(NOTEBOOKS[1])
+    assert names["scored"][0].startswith("verl's rollout_data_dir: 24 rollouts in 6 files")
+    assert "polyline" in names["Picture"]("pair.svg")._repr_svg_()
+    assert (elsewhere / "look.html").is_file()
+
+
+@pytest.mark.heavy
 def test_own_data_reward_and_method_train(elsewhere: Path) -> None:
     """The advantage of each response grows from its first token to its last."""
-    names = executed(NOTEBOOKS[1])
+    names = executed(NOTEBOOKS[2])
     rollouts = names["run"].rollouts
     learning = [each for each in rollouts["token_advantages"] if len(each) > 1 and each[-1] != 0]
     assert learning, "all groups had equal rewards"

@@ -6,16 +6,19 @@ const addTable = (place) => {
   const controls = place.querySelector(".controls");
   const picturesOfTable = place.querySelector("script.pictures");
   const pictures = picturesOfTable ? JSON.parse(picturesOfTable.textContent) : [];
+  const typesetColumns = place.dataset.typeset?.split(" ") ?? [];
+  const asWritten = place.querySelector(".as-written");
   let most = ROWS_AT_ONCE;
 
   // Each image is in the page once; a row gets it when it is shown.
   const addPicture = (row) => {
     for (const image of row.querySelectorAll("img[data-picture]:not([src])")) image.src = pictures[image.dataset.picture];
   };
+  const textOf = (row) => [...row.cells].map((cell) => cell.querySelector("div")?.written ?? cell.textContent).join(" ");
   const matches = (row) => {
     if (!controls) return true;
     const words = controls.querySelector("input").value.toLowerCase();
-    if (!row.textContent.toLowerCase().includes(words)) return false;
+    if (!textOf(row).toLowerCase().includes(words)) return false;
     for (const select of controls.querySelectorAll("select")) {
       if (select.value && row.cells[select.dataset.column].textContent !== select.value) return false;
     }
@@ -27,7 +30,9 @@ const addTable = (place) => {
       const isMatch = matches(row);
       count += isMatch;
       row.hidden = !isMatch || (controls !== null && count > most);
-      if (!row.hidden) addPicture(row);
+      if (row.hidden) continue;
+      addPicture(row);
+      typesetRow(row, typesetColumns, asWritten?.checked ?? false);
     }
     if (!controls) return;
     controls.querySelector("output").value = `${Math.min(most, count)} of ${count} rows`;
