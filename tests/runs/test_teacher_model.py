@@ -13,10 +13,14 @@ from test_methods import ROW_BY_ROW
 from test_resume import FOUR_STEPS, assert_same_run, stopped_and_resumed
 from training_runs import ONE_STEP, TWO_TEACHERS, BuildActor, Train, batch_of, differing, reference_log_probs
 
+from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
+from cepo.credit.resources import opened
 from cepo.data.batch import ScoringRow
 from cepo.errors import ConfigError
+from cepo.files.trees import Fields
+from cepo.integrations.adapter import supported_estimator
 from cepo.models.processing import Processing
 from cepo.types import Distillation, DivergenceConfig
 from cepo.workers.checkpoint import save_state
@@ -142,6 +146,22 @@ def test_a_teacher_has_one_source_of_weights() -> None:
         load_config(
             ["config=configs/microgeo/cepo.yaml", "algorithm.teacher.model_path=a/b", "algorithm.teacher.source=ema"]
         )
+
+
+def test_one_measurement_has_one_teacher(tiny_run: list[str]) -> None:
+    methods = [build_estimator("cepo", {"teacher": {"model_path": path}}) for path in ("org/one", "org/two")]
+    with (
+        pytest.raises(ConfigError, match="one measurement loads one teacher, not org/one, org/two"),
+        opened(load_config(tiny_run), None, methods),
+    ):
+        pass
+
+
+def test_a_trainer_that_loads_no_teacher_refuses_one() -> None:
+    settings: Fields = {"teacher": {"model_path": "org/one"}}
+    with pytest.raises(ConfigError, match=r"method cepo needs teacher\.model_path, which verl lacks"):
+        supported_estimator("cepo", settings, "verl")
+    assert supported_estimator("cepo", settings, "TRL", loads_teachers=True).teacher.model_path == "org/one"
 
 
 def test_the_estimate_has_the_frozen_teachers_weights(
