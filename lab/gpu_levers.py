@@ -21,11 +21,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lab.support.rows import build_rows, optimizer_batch
-from lab.support.shapes import SHAPES, Shape, write_checkpoint
-
 from lab.stages import NO_CUDA, SHORT_NAMES, timed
 from lab.support.machine import ROOT
+from testing.rows import build_rows, optimizer_batch
+from testing.shapes import SHAPES, Shape, write_checkpoint
 
 if TYPE_CHECKING:
     from cepo.data.batch import ScoringRow

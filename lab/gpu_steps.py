@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.support.shapes import SHAPES, Shape, random_image, write_checkpoint
-
 from lab.stages import SHORT_NAMES
 from lab.support.machine import ROOT
+from testing.shapes import SHAPES, Shape, random_image, write_checkpoint
 
 REWARD = '''"""Verdicts of random weights: a bit of the response's digest."""
 import hashlib

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import importlib
 import importlib.util
 import logging
 import os
@@ -217,17 +216,19 @@ def stages_shown() -> Iterator[None]:
         with phase(stage, is_brief=True):
             return call(executor, method, *args, **kwargs)
 
-    graphs = importlib.import_module("vllm.v1.worker.gpu.cudagraph_utils") if not without_gpu() else None
+    graphs: Any = None
+    if not without_gpu():
+        from vllm.v1.worker.gpu import cudagraph_utils as graphs
     bar = getattr(graphs, "tqdm", None)
     executors.collective_rpc = shown
     if bar is not None:
-        vars(graphs)["tqdm"] = functools.partial(bar, disable=True)
+        graphs.tqdm = functools.partial(bar, disable=True)
     try:
         yield
     finally:
         executors.collective_rpc = call
         if bar is not None:
-            vars(graphs)["tqdm"] = bar
+            graphs.tqdm = bar
 
 
 def _is_another_message(record: logging.LogRecord) -> bool:

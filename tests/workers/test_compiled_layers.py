@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from actors import build_actor
+from actors import build_actor, parameters_of
 from PIL import Image
 from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, write_checkpoint
 
@@ -22,6 +22,7 @@ from cepo.models.compiled_layers import compile_decoder, keep_compiled_code
 from cepo.models.processing import Processing
 from cepo.workers import building
 from cepo.workers.actor import Actor
+from cepo.workers.checkpoint import load_state, save_state
 from testing.rows import gradients_of, optimizer_batch
 
 REFUSED = {"qwen3_5", "qwen3_5_moe"}
@@ -121,6 +122,31 @@ def test_compiled_kernels_compute_the_same_to_float32(tiny_model_folder: Path, m
     found = found_by(actor_of(tiny_model_folder, compiles=True), rows)
     assert float((found[0] - expected[0]).abs().mean()) < 2e-6
     assert float((found[1] - expected[1]).norm() / expected[1].norm()) < 2e-5
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("recomputes", ["true", "false"])
+def test_a_resumed_actor_with_compiled_layers_goes_on_to_the_bit(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recomputes: str
+) -> None:
+    """Compiled in another process's order: the resumed actor's first pass is an update, the first one's a scoring pass."""
+    with_backend(monkeypatch, "aot_eager")
+    rows = rows_of(tiny_model_folder, "qwen3_vl")
+    batch = optimizer_batch(rows)
+    settings = {"model__enable_gradient_checkpointing": recomputes, "optim__lr": 1e-3}
+    first = actor_of(tiny_model_folder, compiles=True, **settings)
+    first.score(rows)
+    first.update([batch], step=0)
+    save_state(first, tmp_path / "saved")
+    first.update([batch], step=1)
+
+    torch._dynamo.reset()
+    second = actor_of(tiny_model_folder, compiles=True, **settings)
+    load_state(second, tmp_path / "saved")
+    second.update([batch], step=1)
+    expected = parameters_of(first)
+    for name, weight in parameters_of(second).items():
+        assert torch.equal(weight, expected[name]), name
 
 
 def test_compiled_code_is_kept_where_a_restart_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_what_is_chosen_fits() -> None:
                 assert needed.base + 1.3 * found.update_rows * needed.kept <= free
 
 
-def test_a_sleeping_engine_leaves_more_and_another_generator_its_own_weights() -> None:
+def test_what_the_engine_leaves_asleep_awake_or_of_another_kind() -> None:
     base = load_config(["config=configs/geo3k/cepo.yaml"]).worker.rollout
     memory = without_weights(with_vllm=True)._replace(engine=5 * GB)
     asleep, awake = (dataclasses.replace(base, sleep=sleep) for sleep in (True, False))
@@ -121,7 +121,7 @@ def test_a_sleeping_engine_leaves_more_and_another_generator_its_own_weights() -
     assert free_beside_engine(memory._replace(with_vllm=False), awake, free=80 * GB, card=80 * GB) == 75 * GB
 
 
-def test_numbers_of_the_settings_are_kept_and_a_processor_has_its_own() -> None:
+def test_the_settings_numbers_are_kept_and_a_cpu_has_its_own() -> None:
     chosen = PassSizes(7, 30, recomputes=False, card=80 * GB)
     assert sizes_of(settings()) == WITHOUT_CARD == PassSizes(4, 16, recomputes=True)
     assert sizes_of(settings(), chosen) == chosen
@@ -139,7 +139,7 @@ def test_numbers_of_the_settings_are_kept_and_a_processor_has_its_own() -> None:
         assert model.model.enable_gradient_checkpointing is True
 
 
-def test_a_resumed_run_takes_the_recorded_passes_except_on_a_smaller_card(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resumed_run_takes_the_recorded_passes_if_they_fit(caplog: pytest.LogCaptureFixture) -> None:
     recorded = PassSizes(7, 30, recomputes=False, card=141 * GB)
     same_card = PassSizes(6, 28, recomputes=True, card=141 * GB)  # by a little less free memory
     assert resumed(recorded, same_card) == recorded

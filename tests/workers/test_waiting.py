@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_checkpoints
 import torch
 from actors import build_actor
+from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cepo import metrics
+from cepo.data.batch import ScoringRow, token_array
 from cepo.losses.aggregation import token_weights
 from cepo.models.processing import Processing
 from cepo.models.without_waiting import use_masks_without_counting
@@ -112,3 +115,43 @@ def test_features_are_added_without_counting_to_the_same_bits(tmp_path: Path) ->
     rows, _ = build_rows(MICRO, Processing(str(folder)), groups=2, group_size=2, contexts=2, prompt=MICRO.prompt_tokens)
     for found, expected in zip(without.score(rows), plain.score(rows), strict=True):
         assert torch.equal(found, expected)
+
+
+PLACEHOLDERS = {"_local_scalar_dense in get_placeholder_mask": 1, "_local_scalar_dense in torch_compilable_check": 1}
+"""Two reads of transformers' check that features and placeholders are as many."""
+OF_FAMILIES = {
+    "qwen3_vl": {},
+    "qwen2_5_vl": PLACEHOLDERS,
+    "internvl": PLACEHOLDERS,
+    "gemma3": PLACEHOLDERS | {"_local_scalar_dense in find_packed_sequence_indices": 3},
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("family", OF_FAMILIES)
+def test_what_a_pass_of_each_family_waits_for(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most five reads a pass, in update and scoring alike, whatever the number of layers; lab/notes/gpus.md has them."""
+    monkeypatch.setattr(metrics, "_number", lambda value: value)  # as for tensors on a card
+    folder = tiny_checkpoints.write_checkpoint(family, tmp_path / "model")
+    actor = build_actor(folder, model__lora__rank=4, model__freeze_vision_tower="true")
+    use_masks_without_counting(actor.module.base)
+    rows = rows_with_images(folder)
+    batch = optimizer_batch(rows)
+    actor.update([batch], step=0)
+    (part,) = actor.passes.cut(rows, 99)
+    with Waits() as updating:
+        actor._accumulate_gradient(batch, token_weights(batch.response_mask, "token", batch.denominators), part)
+    actor.module.eval()
+    with torch.no_grad(), Waits() as scoring:
+        actor._forward(part)
+    assert scoring.found == OF_FAMILIES[family]
+    assert updating.found == OF_FAMILIES[family] | {"nonzero in _accumulate_gradient": 1}  # of the host's mask
+
+
+def rows_with_images(folder: Path) -> list[ScoringRow]:
+    processing = Processing(str(folder))
+    rows: list[ScoringRow] = []
+    for colour in ("grey", "white"):
+        context = processing.encode("<image>Count.", processing.load_images([Image.new("RGB", (112, 56), colour)]))
+        rows += [ScoringRow(context=context, response_ids=token_array(range(40, 40 + size))) for size in (9, 30)]
+    return rows
