@@ -563,7 +563,7 @@ def trace(problem: str, *, is_right: bool, credit: Sequence[float | None]) -> di
 
 
 def test_the_credit_page_answers_first_and_sorts_its_dots(browser: Browser, tmp_path: Path) -> None:
-    """On a scale from -0.4 to 0.9 in 1.3: 0 is at 30.77 %, 0.4 at 61.54 %, and the ceiling of 0.9 at 100 %.
+    """On a scale from -0.3 to 0.9 in 1.2: 0 is at 25 %, 0.4 at 58.33 %, and the ceiling of 0.9 at 100 %.
 
     Equal rows share a dot, an undefined one and the control have none.
     """
@@ -583,15 +583,15 @@ def test_the_credit_page_answers_first_and_sorts_its_dots(browser: Browser, tmp_
         "0.10 ± 0.10",
         "-0.20 ± 0.10",
     ]
-    assert page.locator(".dots .dot").first.get_attribute("style") == "--at:61.54%"
-    assert page.locator("table.dots").first.get_attribute("style") == "--ceiling:100.0%;--zero:30.77%"
+    assert page.locator(".dots .dot").first.get_attribute("style") == "--at:58.33%"
+    assert page.locator("table.dots").first.get_attribute("style") == "--ceiling:100.0%;--zero:25.0%"
     boxes = (
         page.locator(".dots tr")
         .first.locator(".track div, .dot, .ceiling")
         .evaluate_all("all => all.map((one) => [one.getBoundingClientRect().left, one.getBoundingClientRect().width])")
     )
     (left, width), ceiling, dot = boxes
-    assert (dot[0] + dot[1] / 2 - left) / width == pytest.approx(0.6154, abs=0.01)
+    assert (dot[0] + dot[1] / 2 - left) / width == pytest.approx(0.5833, abs=0.01)
     assert (ceiling[0] - left) / width == pytest.approx(1.0, abs=0.01)
     assert not page.locator(".table").first.is_visible(), "the tables are folded"
     cells = page.locator("table:not(.dots)").first.locator("tbody tr td:nth-child(2)")
