@@ -94,7 +94,7 @@ def document() -> str:
     parts += [row for name in available_estimators() for row in rows(method_settings(name))]
     parts += [
         "",
-        "Keys of EasyR1 without an effect here are accepted; [From EasyR1](from-easyr1.md#keys-that-differ) has them.",
+        "EasyR1's keys without an effect are accepted: [From EasyR1](from-easyr1.md#keys-that-differ).",
     ]
     return "\n".join(parts) + "\n"
 
