@@ -262,7 +262,7 @@ _INTRODUCTIONS = {
         "accelerate to write."
     ),
     "verl": "[cepo inside verl](verl.md) keeps verl's trainer and its names.",
-    "earlier versions of EasyR1": "[From EasyR1](from-easyr1.md#keys-that-differ) has the keys of the present version that differ.",
+    "earlier versions of EasyR1": "[From EasyR1](from-easyr1.md#keys-that-differ) has the keys of the present version.",
 }
 
 
