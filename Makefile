@@ -27,7 +27,8 @@ nightly: ## what takes long: 2000 random examples of each fuzz test, mutants, ki
 	bash scripts/test.sh -m nightly
 	bash scripts/test.sh lab/tests lab/studies/tests
 
-docs:    ## write the generated pages, and build the site into build/site
+docs:    ## write the generated pages, and build the site into build/site, with the extra docs
+	$(PYTHON) -m pip install --quiet -e '.[docs]'
 	$(PYTHON) scripts/generate_docs.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -f scripts/mkdocs.yml
 

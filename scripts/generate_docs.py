@@ -96,7 +96,7 @@ def document() -> str:
     parts += [row for name in available_estimators() for row in rows(method_settings(name))]
     parts += [
         "",
-        "Keys of EasyR1 without an effect here are accepted; [From EasyR1](from-easyr1.md#every-key) has all.",
+        "EasyR1's keys without an effect are accepted: [From EasyR1](from-easyr1.md#keys-that-differ).",
     ]
     return "\n".join(parts) + "\n"
 
@@ -109,7 +109,7 @@ def _method_row(name: str) -> str:
 
 
 def easyr1_rows() -> Iterator[str]:
-    """Yields table rows of EasyR1's keys with its defaults and the effect of the key here."""
+    """Yields table rows of those of EasyR1's keys that have another default, meaning or effect here."""
     ours = {setting.key: setting.default for setting in settings_of()}
     for name, key in EASYR1_KEYS.items():
         shipped = f"`{written(key.shipped[0])}`" if key.shipped else ""
@@ -124,7 +124,7 @@ def easyr1_rows() -> Iterator[str]:
         elif name in TABLE.other_meaning:
             here = f"same default: {TABLE.other_meaning[name]}"
         else:
-            here = "same"
+            continue
         yield f"| `{name}` | {_code(key.default)} | {shipped} | {_cell(here)} |"
 
 
@@ -262,7 +262,7 @@ _INTRODUCTIONS = {
         "accelerate to write."
     ),
     "verl": "[cepo inside verl](verl.md) keeps verl's trainer and its names.",
-    "earlier versions of EasyR1": "[From EasyR1](from-easyr1.md) has every key of the present version.",
+    "earlier versions of EasyR1": "[From EasyR1](from-easyr1.md#keys-that-differ) has the keys of the present version.",
 }
 
 

@@ -96,7 +96,10 @@ def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
         remedy = "install torch 2.13.0 built for CUDA 13: pip install -e '.[gpu]', in cepo's checkout, into a fresh environment"
         return Finding(subject, "fail", f"{description}; {fault}", remedy)
     if gpu.capability < (8, 0):
-        remedy = "bf16 training needs compute capability 8.0 or later; see docs/gpus.md"
+        remedy = (
+            "bf16 needs compute capability 8.0 or later: set worker.actor.fsdp.mp_param_dtype=fp32 worker.rollout.dtype=fp16 "
+            "(fp16 in training would lose small gradients, because the loss is not scaled)"
+        )
         return Finding(subject, "warn", description, remedy)
     return Finding(subject, "ok", description)
 

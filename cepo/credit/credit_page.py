@@ -157,7 +157,7 @@ def _dots_of_credit(results: Fields) -> DotPlot:
         _ranked(results["credit"]),
         "pearson",
         title="Correlation of a token's credit with its true credit A*",
-        note="Pearson's r with its 95 % interval: methods in bold and blue, evidence green, baselines grey",
+        note="Pearson's r ± standard error over problems: methods in bold and violet, evidence dark, baselines grey",
         ceiling=ceiling,
         ceiling_text="" if ceiling is None else f"perfect credit: {ceiling:.2f}",
     )
@@ -171,7 +171,7 @@ def _dots_of_knowledge(rows: Sequence[Fields]) -> DotPlot:
         ranked,
         "nats",
         title="What teachers know of right responses",
-        note="nats per response, with their 95 % interval",
+        note="nats per response, ± standard error over problems",
         ceiling=ceiling,
         ceiling_text=f"limit, -log p: {ceiling:.2f}",
     )
@@ -185,8 +185,8 @@ def _dot_plot(
     if ceiling is not None:
         ends.append(ceiling)
     for row in rows:
-        figure = row[measure]
-        ends += [end for end in (figure["value"], figure["low"], figure["high"]) if end is not None]
+        value, error = row[measure]["value"], row[measure]["error"] or 0.0
+        ends += [value - error, value + error]
     least = min(ends)
     size = (max(ends) - least) or 1.0
 
@@ -195,15 +195,15 @@ def _dot_plot(
 
     dots: list[Dot] = []
     for row in rows:
-        figure = row[measure]
+        value, error = row[measure]["value"], row[measure]["error"]
         dots.append(
             Dot(
                 name=row["name"],
                 kind=row["kind"],
-                place=place(figure["value"]),
-                low=None if figure["low"] is None else place(figure["low"]),
-                high=None if figure["high"] is None else place(figure["high"]),
-                text=_with_error(figure),
+                place=place(value),
+                low=None if error is None else place(value - error),
+                high=None if error is None else place(value + error),
+                text=_with_error(row[measure]),
             )
         )
     return DotPlot(
@@ -211,6 +211,7 @@ def _dot_plot(
         note=note,
         dots=dots,
         zero=place(0.0),
+        ends=(f"{least:.2f}", f"{least + size:.2f}"),
         ceiling=None if ceiling is None else place(ceiling),
         ceiling_text=ceiling_text,
     )

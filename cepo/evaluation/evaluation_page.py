@@ -128,11 +128,15 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
     for name in common_benchmarks:
         samples: dict[str, Iterator[Sample]] = {}
         for label, rows in zip(labels, rows_by_benchmark, strict=True):
-            samples[label] = _samples(rows[name])
+            samples[label if len(folders) > 1 else ""] = _samples(rows[name])
         table = samples_table(samples)
         sections.append(Section(title=f"Responses: {name}", closed=name != common_benchmarks[0], tables=[table]))
     return write_page(
-        out, title=" → ".join(labels), subtitle=" against ".join(subtitles), results=lines, sections=sections
+        out,
+        title=f"Evaluation of {_model(results[0]) if len(folders) == 1 else ' → '.join(labels)}",
+        subtitle=" against ".join(subtitles),
+        results=lines,
+        sections=sections,
     )
 
 
@@ -151,13 +155,15 @@ def _figures_table(label: str, results: Fields) -> Table:
     return Table(head=head, rows=rows, caption=caption, is_of_cards=True)
 
 
+def _model(results: Fields) -> str:
+    return "/".join(Path(str(results["checkpoint"] or results["model"])).parts[-2:])
+
+
 def _subtitle(results: Fields) -> str:
     """Returns one line on how an evaluation was made: model, samples per problem, temperature, engine."""
-    source = Path(str(results["checkpoint"] or results["model"]))
-    model = "/".join(source.parts[-2:])
     sampling = results["sampling"]
     return (
-        f"{model} · {sampling['num_samples']} per problem at temperature {sampling['temperature']:g} · "
+        f"{_model(results)} · {sampling['num_samples']} per problem at temperature {sampling['temperature']:g} · "
         f"{results['generator']}"
     )
 
@@ -186,4 +192,13 @@ def _samples(rows: Sequence[Row]) -> Iterator[Sample]:
         number = str(row.get("sample", num_responses[problem]))
         num_responses[problem] += 1
         text = row.get("problem", f"problem {problem}")
-        yield Sample(problem=problem, number=number, is_right=row["correct"], row={**row, "problem": text})
+        found = str(row["answer"] or "none") if "answer" in row else None
+        category = ", ".join(str(value) for value in row.get("categories", {}).values())
+        yield Sample(
+            problem=problem,
+            number=number,
+            is_right=row["correct"],
+            row={**row, "problem": text},
+            found=found,
+            category=category,
+        )

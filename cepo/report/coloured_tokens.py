@@ -42,8 +42,8 @@ class ColouredRow:
 
 def coloured(text: str, share: float, help_text: str) -> ColouredToken:
     """Returns a token in the colour of a signed share of the full colour, positive for `more`."""
-    side: Side = "more" if share >= 0 else "less"
     percent = round(100 * min(abs(share), 1.0))
+    side: Side = "less" if percent and share < 0 else "more"
     return ColouredToken(text=visible(text), side=side, percent=percent, help=help_text)
 
 

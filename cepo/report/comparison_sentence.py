@@ -99,7 +99,9 @@ def cautions_of(settings: Sequence[Setting], differing: Mapping[str, Sequence[st
     other_keys = [key for key in differing if key != METHOD and not key.startswith("algorithm.")]
     methods = {setting.runs[0].estimator for setting in settings}
     if other_keys and len(methods) > 1:
-        yield f"More than the method differs: {', '.join(other_keys)}."
+        more = f" and {len(other_keys) - 2} more (in Runs and what differs)" if len(other_keys) > 3 else ""
+        named = other_keys[:2] if more else other_keys
+        yield f"More than the method differs: {', '.join(named)}{more}."
     for setting in settings:
         if len({seeds_of(run) for run in setting.runs}) < len(setting.runs):
             yield f"Some runs of {setting.label} have the same seeds: they are not independent."

@@ -14,8 +14,9 @@ from cepo.run_folder.writing import finite_or_none
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#A0522D", "#F0E442")
+# Violet and grey differ in lightness too, then Okabe and Ito's colours, which people with common forms of colour blindness
+# can distinguish. Blue and orange are those of tokens, green and red those of verdicts.
+COLOURS = ("#5B3FA0", "#777777", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#A0522D", "#F0E442")
 DASHES = ((), (6, 4), (2, 3), (6, 3, 2, 3))
 _SHARE = "fraction"
 """The beginning of the unit of charts that a page draws in percent."""

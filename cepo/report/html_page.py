@@ -48,7 +48,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """A row of a dot plot: a mean with its 95 % interval, all in percent of the scale, and its text."""
+    """A row of a dot plot: a mean, and that less and plus its standard error, in percent of the scale, and its text."""
 
     name: str
     kind: str
@@ -60,12 +60,16 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True)
 class DotPlot:
-    """Rows with dots on one scale from 0, or the lowest number, to the highest; `ceiling` is marked across them."""
+    """Rows with dots on one scale from 0, or the lowest number, to the highest; `ceiling` is marked across them.
+
+    `ends` are the figures at both ends of the scale.
+    """
 
     title: str
     note: str
     dots: Sequence[Dot]
     zero: float
+    ends: tuple[str, str]
     ceiling: float | None
     ceiling_text: str = ""
 

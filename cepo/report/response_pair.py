@@ -1,7 +1,7 @@
 """Sets a recorded right and a wrong response to one problem side by side, with the credit of each of their tokens.
 
-The credit of a token is compared with uniform credit: `share_t = A_t / A_uniform`. In the colour scale a share of 1 has half
-of the full colour, so that more and less can both be seen.
+The credit of a token is compared with uniform credit: `share_t = A_t / A_uniform`. In the colour scale, which is that of the
+credit view, a share of 1 is white.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ def _shares(rollout: RolloutRecord, uniform_advantage: float) -> list[float]:
 def _coloured(
     rollout: RolloutRecord, shares: Sequence[float], span: float, belief: Sequence[float] = ()
 ) -> Iterator[ColouredToken]:
-    """Yields the tokens: credit of a right response is blue, blame of a wrong one orange, and the reverse if it turns."""
+    """Yields the tokens: more credit or less blame than uniform is blue, less credit or more blame orange."""
     direction = 1 if rollout.right else -1
     for place, (text, share) in enumerate(zip(rollout.tokens, shares, strict=True)):
-        strength = share / 2 if share < 0 else max(0.0, (share - 1 + span) / (2 * span))
+        strength = (share - 1) / span
         believed = f", P(right) {belief[place]:.2f}" if belief else ""
         yield coloured(text, direction * strength, f"{share:.2f} × uniform{believed}")
 
@@ -197,6 +197,8 @@ def _words_singled_out(tokens: Sequence[str], shares: Sequence[float]) -> list[s
 def _word_at(text: str, start: int, end: int) -> str:
     """Returns a token with the letters and digits that continue it on either side, as "45" for the token "4" in "=45."."""
     token = text[start:end]
+    if not any(character.isalnum() for character in token):
+        return ""  # a bracket or a backslash tells a reader nothing
     if token[:1].isalnum():
         while start > 0 and text[start - 1].isalnum():
             start -= 1

@@ -15,12 +15,17 @@ _MOST_CHARACTERS = 5_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A graded response. `problem` and `number` say which response to which problem it is; `row` is the recorded one."""
+    """A graded response. `problem` and `number` say which response to which problem it is; `row` is the recorded one.
+
+    `found` is the answer that was found in it, and None if that is not recorded.
+    """
 
     problem: str
     number: str
     is_right: bool
     row: Fields
+    found: str | None = None
+    category: str = ""
 
 
 def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
@@ -40,6 +45,7 @@ def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
     numbers_of_pictures = {picture: number for number, picture in enumerate(pictures)}
     responses = [_SampledResponse.of(by_label, list(measured)) for by_label in samples_by_name.values()]
     responses.sort(key=lambda response: ("→" not in response.verdict, response.verdict == "right"))
+    has_categories = any(response.category for response in responses)
     rows: list[list[str | Fields]] = []
     num_characters = 0
     for response in responses:
@@ -49,13 +55,16 @@ def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
         image = images.get(response.name_of_problem)
         picture = None if image is None else numbers_of_pictures[image]
         problem = {"text": response.problem, "picture": picture}
-        rows.append([response.verdict, problem, response.answer, *response.texts])
+        category = [response.category] if has_categories else []
+        rows.append([response.verdict, *category, problem, response.answer, *response.found, *response.texts])
     headings = [f"response {label}".strip() for label in measured]
+    if any(response.found for response in responses):
+        headings = [*(f"answer found {label}".strip() for label in measured), *headings]
     return Table(
-        head=["verdict", "problem", "answer", *headings],
+        head=["verdict", *(["category"] if has_categories else []), "problem", "right answer", *headings],
         rows=rows,
         caption=f"{len(rows):,} of {len(responses):,} responses, changed and wrong ones first",
-        filters=(0,),
+        filters=(0, 1) if has_categories else (0,),
         pictures=pictures,
         is_of_cards=True,
     )
@@ -69,6 +78,8 @@ class _SampledResponse:
     name_of_problem: str
     problem: str
     answer: str
+    category: str
+    found: Sequence[str]
     texts: Sequence[str]
 
     @property
@@ -84,6 +95,9 @@ class _SampledResponse:
             if label in by_label:
                 text = str(by_label[label].row.get("response", ""))
             texts.append(text)
+        found: list[str] = []
+        if any(sample.found is not None for sample in by_label.values()):
+            found = [(by_label[label].found or "") if label in by_label else "" for label in labels]
         first_sample = next(iter(by_label.values()))
         problem = str(first_sample.row.get("problem") or "")
         return cls(
@@ -91,5 +105,7 @@ class _SampledResponse:
             name_of_problem=first_sample.problem,
             problem=problem.replace("<image>", ""),
             answer=str(first_sample.row.get("ground_truth") or ""),
+            category=first_sample.category,
+            found=found,
             texts=texts,
         )

@@ -1,4 +1,4 @@
-"""Says in words and numbers what a run achieved: accuracies with their intervals and changes, evidence, times."""
+"""Says in words and numbers what a run achieved: accuracies with their errors and changes, evidence, times."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from cepo.report.score_tables import Cell
 from cepo.run_folder.environment import read_environment
 from cepo.run_folder.layout import STAGES
 from cepo.run_folder.records import read_generations
+from cepo.terminal.lines import duration
 
 _EVIDENCE = (
     ("tokens with positive evidence", "evidence/positive_fraction", "{mean:.1%}"),
@@ -97,9 +98,12 @@ def subtitle(run: RunData) -> str:
     parts.append(date_and_minute.replace("T", " "))
     seconds = run.seconds
     if run.rows and math.isfinite(seconds):
-        parts.append(f"{seconds // 60:.0f} min {seconds % 60:.0f} s")
+        parts.append(duration(seconds))
     planned_steps = run.setting("trainer.max_steps")
-    parts.append(f"{run.last_step} of {planned_steps} steps" if planned_steps else f"steps: {run.last_step}")
+    if run.last_step == 0:
+        parts.append("before any step")
+    else:
+        parts.append(f"{run.last_step} of {planned_steps} steps" if planned_steps else f"steps: {run.last_step}")
     return " · ".join(part for part in parts if part)
 
 
@@ -116,7 +120,7 @@ class _Accuracy:
 
     @property
     def start(self) -> str:
-        return f"from {_percent(self.first)}{_interval(self.first)} at step {self.first_step}"
+        return f"from {_percent(self.first)} at step {self.first_step}"
 
     @property
     def points(self) -> str:
@@ -128,14 +132,14 @@ class _Accuracy:
 
 
 def result_lines(run: RunData) -> list[tuple[str, str, str]]:
-    """Returns of sampled, greedy and blind accuracy its last value, its name with a 95 % interval, and the change."""
+    """Returns of sampled, greedy and blind accuracy its last value with its standard error, its name, and the change."""
     lines: list[tuple[str, str, str]] = []
     for accuracy in _accuracies(run):
         change = f"measured once, at step {accuracy.first_step}"
         if accuracy.change is not None:
             pairing = ", paired by problem" if accuracy.is_paired else ""
             change = f"{accuracy.start}: {accuracy.points}{pairing}"
-        lines.append((_percent(accuracy.last), accuracy.label + _interval(accuracy.last), change))
+        lines.append((_percent(accuracy.last), accuracy.label, change))
     return lines
 
 
@@ -144,14 +148,14 @@ def page_results(run: RunData) -> list[Result]:
     results: list[Result] = []
     for accuracy in _accuracies(run):
         details: list[str] = []
-        if accuracy.last.low is not None and accuracy.last.high is not None:
-            details.append(f"95 % interval {100 * accuracy.last.low:.1f} to {100 * accuracy.last.high:.1f}")
         if accuracy.change is None:
             details.append(f"measured once, at step {accuracy.first_step}")
         else:
             details.append(accuracy.start)
         if accuracy.is_paired:
             details.append("paired by problem")
+        if accuracy.last.error is not None:
+            details.append("± standard error")
         results.append(
             Result(
                 value=_percent(accuracy.last),
@@ -182,7 +186,8 @@ def _accuracies(run: RunData) -> Iterator[_Accuracy]:
 
 
 def _percent(cell: Cell) -> str:
-    return f"{100 * cell.mean:.1f} %"
+    error = "" if cell.error is None else f" ± {100 * cell.error:.1f}"
+    return f"{100 * cell.mean:.1f}{error} %"
 
 
 def accuracy_change(run: RunData, name: str = "val/accuracy") -> tuple[Cell, bool] | None:
@@ -231,12 +236,6 @@ def _samples_by_problem(run: RunData, name: str, step: int) -> dict[str, list[fl
 
 def _num_samples(samples: Mapping[str, Sequence[float]]) -> int:
     return sum(len(values) for values in samples.values())
-
-
-def _interval(cell: Cell) -> str:
-    if cell.low is None or cell.high is None:
-        return ""
-    return f" ({100 * cell.low:.1f} to {100 * cell.high:.1f})"
 
 
 def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:

@@ -68,7 +68,7 @@ def test_an_rtx_pro_6000_is_ok_with_cuda_13_only() -> None:
     good = gpu_finding(0, card, WHEEL_CUDA_13)
     assert (good.mark, "95.0 GiB free of 96.0 GiB" in good.found) == ("ok", True)
     old = gpu_finding(0, Gpu(name="T4", capability=(7, 5), total=16 * GIB, free=16 * GIB), WHEEL_CUDA_13)
-    assert (old.mark, "8.0 or later" in old.remedy) == ("warn", True)
+    assert (old.mark, "mp_param_dtype=fp32 worker.rollout.dtype=fp16" in old.remedy) == ("warn", True)
     bad = gpu_finding(0, card, WHEEL_CUDA_12_4)
     assert (bad.mark, "CUDA 13" in bad.remedy) == ("fail", True)
 

@@ -47,7 +47,7 @@ def test_a_missing_checkpoint_names_those_of_its_run(tmp_path: Any) -> None:
         cepo.merge(tmp_path / "global_step_7", tmp_path / "merged")
 
 
-def test_an_unknown_type_of_merged_weights_is_refused_at_once(tmp_path: Any) -> None:
+def test_an_unknown_type_of_weights_is_refused_before_loading(tmp_path: Any) -> None:
     from cepo.workers.merged_model import BaseModel, merge_checkpoint
 
     with pytest.raises(ConfigError, match="dtype=bfloat16: accepted are bf16, fp16, fp32"):

@@ -18,7 +18,7 @@ def test_a_notebook_shows_the_result_and_a_pair_of_responses(tmp_path: Path) -> 
     ]
     run = open_run(write_run(tmp_path / "run", validated(0.36, 0.5), groups=[group(1, sides)]))
     html = run._repr_html_()
-    assert "<p>cepo: run, step 1<br>50.0 % accuracy at temperature 1 (40.4 to 59.6), from 36.0 %" in html
+    assert "<p>cepo: run, step 1<br>50.0 ± 5.0 % accuracy at temperature 1, from 36.0 ± 4.8 %" in html
     assert "cepo credits “sides” of the right response most and blames “sides” of the wrong response most; grpo" in html
     assert html.count("✓ Right response") == html.count("✗ Wrong response") == 1
     assert "data:image/png;base64," in html

@@ -267,25 +267,24 @@ def test_the_theme_is_switched_and_the_address_copied(browser: Browser, tmp_path
 
 
 def test_the_first_screen_tells_the_result_with_errors(browser: Browser, tmp_path: Path) -> None:
-    """Of 100 samples 36 and then 50 are right, greedy 0 of 8 and then 8: Wilson's intervals have a width at both."""
+    """Of 100 samples 36 and then 50 are right, greedy 0 of 8 and then 8: Wilson's errors have a width at both."""
     counts = {"val/num_samples": 100, "val/num_greedy_samples": 8}
     rows = [(k, {"val/accuracy": p, "val/greedy_accuracy": g, **counts}) for k, p, g in ((0, 0.36, 0.0), (1, 0.5, 1.0))]
     opened = Opened(browser, write_report(write_run(tmp_path / "run", rows, groups=[mixed(1)])))
     sampled, greedy = opened.page.locator(".results p").all_text_contents()
     assert sampled == (
-        "50.0 % accuracy at temperature 1 +14.0 ± 6.9 points "
-        "95 % interval 40.4 to 59.6; from 36.0 % (27.3 to 45.8) at step 0"
+        "50.0 ± 5.0 % accuracy at temperature 1 +14.0 ± 6.9 points from 36.0 ± 4.8 % at step 0; ± standard error"
     )
-    assert greedy.startswith("100.0 % greedy accuracy +100.0")
-    assert "95 % interval 67.6 to 100.0; from 0.0 % (0.0 to 32.4)" in greedy
+    assert greedy.startswith("100.0 ± 5.6 % greedy accuracy +100.0")  # half of 1 / (8 + 1)
+    assert "from 0.0 ± 5.6 % at step 0" in greedy
     assert opened.page.locator(".opening .plot svg").count() == 1
     assert opened.text(".subtitle").startswith("cepo · ")
 
 
 def test_the_first_screen_shows_a_right_and_a_wrong_response(browser: Browser, tmp_path: Path) -> None:
-    """Shares of 1.25, 1 and 0.75 in a right, of 0.75, 1 and 1.25 in a wrong response: full, half and no colour.
+    """Shares of 1.25, 1 and 0.75 in a right, of 0.75, 1 and 1.25 in a wrong response: full, none, and full of the other.
 
-    Under uniform credit every token has half of the full colour. The step with the clearest pair is the second of three.
+    Under uniform credit no token has a colour. The step with the clearest pair is the second of three.
     """
     tokens = ("3", " sides", " 27")
     clear = [
@@ -303,17 +302,17 @@ def test_the_first_screen_shows_a_right_and_a_wrong_response(browser: Browser, t
         rows.locator("span").evaluate_all(read) for side in sides.all() for rows in side.locator(".tokens").all()
     ]
     assert colours == [
-        ["more 100%", "more 50%", "more 0%"],
-        ["more 50%"] * 3,
-        ["less 0%", "less 50%", "less 100%"],
-        ["less 50%"] * 3,
+        ["more 100%", "more 0%", "less 100%"],
+        ["more 0%"] * 3,
+        ["more 100%", "more 0%", "less 100%"],
+        ["more 0%"] * 3,
     ]
     assert sides.locator(".method").all_text_contents() == ["cepo", "grpo", "cepo", "grpo"]
     assert opened.text(".contrast h2") == (
         "cepo credits “3” of the right response most and blames “27” of the wrong response most; "
         "grpo treats every token of a response alike."
     )
-    assert "from 0.75 to 1.25 times what grpo gives, at step 2" in opened.text(".contrast .scale")
+    assert "from 0.75 to 1.25 times that, at step 2" in opened.text(".contrast .scale")
     sides.nth(1).locator("a").click()
     expect(opened.page).to_have_url(re.compile("#step=2&rollout=1$"))
     assert opened.is_quiet() or opened.errors == []
@@ -485,7 +484,7 @@ def test_changed_verdicts_are_first_with_images_and_filters(browser: Browser, tm
     after = evaluation(tmp_path / "after", [30 <= k != 60 for k in range(120)], image)
     opened = Opened(browser, write_evaluations([before, after], tmp_path / "evaluation.html"))
     page = opened.page
-    assert opened.text("h1") == "before → after"
+    assert opened.text("h1") == "Evaluation of before → after"
     assert opened.text(".results b").startswith("+24.2 ± ")
     assert page.get_by_role("button", name="benchmark").first.is_visible()
     part = page.locator(".table", has=page.get_by_role("button", name="verdict"))
@@ -498,7 +497,7 @@ def test_changed_verdicts_are_first_with_images_and_filters(browser: Browser, tm
     part.get_by_role("button", name="50 more").click()
     assert visible.count() == 100
     part.locator("select").select_option("right → wrong")
-    assert visible.all_text_contents() == ["right → wrongproblem 607response 60response 60"]
+    assert visible.all_text_contents() == ["right → wrongproblem 60777response 60response 60"]
     part.locator("select").select_option("")
     part.locator("input").fill("problem 11")
     assert visible.count() == 11  # 11 and 110 to 119
@@ -510,6 +509,9 @@ def test_one_evaluation_shows_its_wrong_responses_first(browser: Browser, tmp_pa
     folder = evaluation(tmp_path / "one", [True, False, True], "https://example.org/image.webp")
     opened = Opened(browser, write_evaluations([folder], folder / "evaluation.html"))
     assert opened.page.locator("tbody tr td:first-child").all_text_contents()[-3:] == ["wrong", "right", "right"]
+    assert opened.text("h1") == "Evaluation of tiny/model"
+    assert opened.page.locator("td.wrong").all_text_contents() == ["wrong"]
+    assert "answer found" in opened.page.locator("thead").last.all_text_contents()[0]
     assert opened.page.locator("img").count() == 0
     assert opened.is_quiet()
 
@@ -563,7 +565,7 @@ def trace(problem: str, *, is_right: bool, credit: Sequence[float | None]) -> di
 
 
 def test_the_credit_page_answers_first_and_sorts_its_dots(browser: Browser, tmp_path: Path) -> None:
-    """On a scale from -0.4 to 0.9 in 1.3: 0 is at 30.77 %, 0.4 at 61.54 %, and the ceiling of 0.9 at 100 %.
+    """On a scale from -0.3 to 0.9 in 1.2: 0 is at 25 %, 0.4 at 58.33 %, and the ceiling of 0.9 at 100 %.
 
     Equal rows share a dot, an undefined one and the control have none.
     """
@@ -583,15 +585,15 @@ def test_the_credit_page_answers_first_and_sorts_its_dots(browser: Browser, tmp_
         "0.10 ± 0.10",
         "-0.20 ± 0.10",
     ]
-    assert page.locator(".dots .dot").first.get_attribute("style") == "--at:61.54%"
-    assert page.locator("table.dots").first.get_attribute("style") == "--ceiling:100.0%;--zero:30.77%"
+    assert page.locator(".dots .dot").first.get_attribute("style") == "--at:58.33%"
+    assert page.locator("table.dots").first.get_attribute("style") == "--ceiling:100.0%;--zero:25.0%"
     boxes = (
         page.locator(".dots tr")
         .first.locator(".track div, .dot, .ceiling")
         .evaluate_all("all => all.map((one) => [one.getBoundingClientRect().left, one.getBoundingClientRect().width])")
     )
     (left, width), ceiling, dot = boxes
-    assert (dot[0] + dot[1] / 2 - left) / width == pytest.approx(0.6154, abs=0.01)
+    assert (dot[0] + dot[1] / 2 - left) / width == pytest.approx(0.5833, abs=0.01)
     assert (ceiling[0] - left) / width == pytest.approx(1.0, abs=0.01)
     assert not page.locator(".table").first.is_visible(), "the tables are folded"
     cells = page.locator("table:not(.dots)").first.locator("tbody tr td:nth-child(2)")

@@ -49,9 +49,9 @@ SUMMARY_ROWS = [
 
 def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None:
     text = shown(run_summary(write_run(tmp_path, SUMMARY_ROWS)))
-    assert re.search(r"\(40.4 to 59.6\)[ │]+50.0 %", text)
+    assert re.search(r"accuracy at temperature 1[ │]+50.0 ± 5.0 %", text)
     for part in (
-        *("from 36.0 % (27.3 to 45.8) at step 0", "+14.0 ± 6.9 points"),  # sqrt(.048^2 + .05^2)
+        *("from 36.0 ± 4.8 % at step 0", "+14.0 ± 6.9 points"),  # sqrt(.048^2 + .05^2)
         *("30.0 %", "15.0 %", "1.1250", "0.500 to 0.250"),
         "2.00 s, 400 tokens/s",  # median of 1, 9, 2; 1200 tokens in the 3 s of the steps that counted them
         "5.00 s",

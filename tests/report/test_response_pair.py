@@ -44,14 +44,15 @@ def test_what_is_named_is_the_whole_word_of_a_token() -> None:
     )
     assert [(side.verdict, side.place) for side in contrast.sides] == [("right", 1), ("wrong", 0)]
     assert (contrast.low, contrast.high) == (pytest.approx(0.5), pytest.approx(1.5))
-    assert [token.percent for token in contrast.sides[0].rows[0].tokens] == [100, 50, 50, 50, 90, 10, 0]
+    assert [token.percent for token in contrast.sides[0].rows[0].tokens] == [100, 0, 0, 0, 80, 80, 100]
+    assert [token.side for token in contrast.sides[0].rows[0].tokens][4:] == ["more", "less", "less"]
 
 
 def test_credit_of_the_other_sign_has_the_other_colour() -> None:
-    """Shares of 4, 1 and -1: the span ends at 2, so that 4 is full, 1 half, and -1 half in the other colour."""
+    """Shares of 4, 1 and -1: the span ends at 2, so that 4 is full, 1 white, and -1 full in the other colour."""
     response = credited([-4.0, -1.0, 1.0], list("abc"), right=False)
     [side] = contrast_of(group(1, [response]), [0], method="x", uniform_advantages=[-1.0]).sides
-    assert [(token.side, token.percent) for token in side.rows[0].tokens] == [("less", 100), ("less", 50), ("more", 50)]
+    assert [(token.side, token.percent) for token in side.rows[0].tokens] == [("less", 100), ("more", 0), ("more", 100)]
 
 
 @pytest.mark.parametrize("advantages", [[0.0, 0.0, 0.0], [1.0, -1.0, 0.0], [float("nan"), 1.0, 1.0]])

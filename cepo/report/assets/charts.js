@@ -249,7 +249,9 @@ const readStep = (step, source) => {
     }
     for (const series of chart.data.series) {
       const place = step === null ? series.values.length - 1 : series.steps.indexOf(step);
-      series.reading.value = place < 0 ? "" : formatted(chart, series.values[place]);
+      const end = series.steps.at(-1);
+      const hasEnded = step === null && end < chart.steps.at(-1) && chart.data.x === "step";
+      series.reading.value = place < 0 ? "" : formatted(chart, series.values[place]) + (hasEnded ? ` at ${end}` : "");
     }
   }
 };

@@ -93,7 +93,7 @@
     jumps.sort((one, other) => jumpAt(other) - jumpAt(one));
     const figure = make("figure", { className: "chart" }, make("div", { className: "plot" }));
     const help = "as the evidence up to each token tells";
-    const series = { label: "P(right)", help, steps, values, low: [], high: [], colour: "#0072B2", dash: [] };
+    const series = { label: "P(right)", help, steps, values, low: [], high: [], colour: "#5B3FA0", dash: [] };
     const title = "Probability that the response is right";
     addChart(figure, { title, unit: "from 0 to 1", x: "token", marks: jumps.slice(0, 3), series: [series] });
     return figure;
