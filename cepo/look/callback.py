@@ -150,6 +150,10 @@ class _LiveModel:
         finally:
             self._model.train(was_training)
 
+    def score_teacher(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Returns the same: the teacher is the model itself."""
+        return self.score(rows)
+
     def _of_row(self, row: ScoringRow) -> Tensor:
         context = row.context.token_ids
         response = torch.as_tensor(row.response_ids.copy(), dtype=torch.long, device=self._model.device)  # (T,)
