@@ -90,7 +90,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("settings", nargs="*", help="further settings of the run, a.b=c")
     options = parser.parse_args()
-    shape = SHAPES[SHORT_NAMES.get(options.shape, options.shape)]
+    name = str(options.shape)
+    shape = SHAPES[SHORT_NAMES.get(name, name)]
     from cepo.config import load_config
     from cepo.train import train
 
