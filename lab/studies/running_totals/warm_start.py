@@ -20,6 +20,7 @@ from cepo.data.prompts import HintTemplate
 from cepo.models.cpu.matrix_products import use_fast_products
 from lab.studies.running_totals.problems import Demonstration, Style, demonstration
 
+STEPS_BETWEEN_STATES = 20
 IGNORED = -100
 """The target of tokens that are not learnt: prompts and padding."""
 
@@ -101,7 +102,8 @@ def teach(
 ) -> None:
     """Fine-tunes all weights of the model and writes it to `folder`; a pure function of the arguments but for rounding.
 
-    `progress` gets the 1-based step, the mean loss of its tokens, and the seconds since the start.
+    Every `STEPS_BETWEEN_STATES` steps the state is kept beside the folder, from which an interrupted call goes on.
+    `progress` gets the 1-based step, the mean loss of its tokens, and the seconds since the start of this process.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -110,8 +112,10 @@ def teach(
     use_fast_products(model)
     encoder = Encoder(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    state_file = folder.with_name(f"{folder.name}.state.pt")
+    first_step = _restored(state_file, model, optimizer)
     started = time.monotonic()
-    for step in range(settings.steps):
+    for step in range(first_step, settings.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(step, settings)
         first = step * settings.batch_size
@@ -123,8 +127,28 @@ def teach(
         optimizer.step()
         optimizer.zero_grad()
         progress(step + 1, loss, time.monotonic() - started)
+        if (step + 1) % STEPS_BETWEEN_STATES == 0:
+            _keep(state_file, model, optimizer, step + 1)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    state_file.unlink(missing_ok=True)
+
+
+def _keep(file: Path, model: Any, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "num_steps": num_steps}, partial)
+    partial.replace(file)
+
+
+def _restored(file: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
+    """Returns the number of steps that the kept state has done, after restoring it; 0 without one."""
+    if not file.exists():
+        return 0
+    state: dict[str, Any] = torch.load(file, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["num_steps"]
 
 
 def _accumulated(model: Any, rows: Sequence[Encoded]) -> float:

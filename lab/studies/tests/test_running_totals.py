@@ -12,7 +12,7 @@ import torch
 from factories import token_batch
 
 from cepo.algorithms import build_estimator, load_plugin
-from lab.studies.running_totals import problems
+from lab.studies.running_totals import problems, warm_start
 from lab.studies.running_totals.grading import (
     decisive_places,
     number_places,
@@ -189,3 +189,21 @@ def test_the_oracles_gate_opens_at_decisive_tokens() -> None:
     size = 0.5**0.5
     expected = torch.tensor([[0.2, 0.2, 1.0, 0.2], [-0.2, -1.0, -0.2, 0.0]], dtype=torch.float64) * size
     torch.testing.assert_close(oracle.signal(batch, step=0).advantages, expected, rtol=1e-5, atol=0)
+
+
+def test_the_state_of_a_warm_start_is_restored(tmp_path: Path) -> None:
+    """Weights, moments and the number of steps, of which there are none without a file."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    file = tmp_path / "model.state.pt"
+    warm_start._keep(file, model, optimizer, 20)
+    again = torch.nn.Linear(3, 2)
+    fresh = torch.optim.AdamW(again.parameters())
+    assert warm_start._restored(file, again, fresh) == 20
+    assert torch.equal(again.weight, model.weight)
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    restored = [state["exp_avg"] for state in fresh.state.values()]
+    assert all(torch.equal(one, other) for one, other in zip(moments, restored, strict=True))
+    assert warm_start._restored(tmp_path / "none.pt", again, fresh) == 0
