@@ -77,12 +77,12 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         self._reported_computed = 0
         self._reported_asked = 0
 
-    @torch.no_grad()
     def make_passes(self, sizes: PassSizes) -> None:
         super().make_passes(sizes)
         if self.teacher_model is not None:
             self.teacher_model.pass_sizes = sizes
 
+    @torch.no_grad()
     def score(
         self,
         rows: Sequence[ScoringRow],
