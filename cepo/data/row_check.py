@@ -309,8 +309,9 @@ def _become_helper() -> None:
     """Makes a forked process one that says nothing, leaves Ctrl-C to its parent, and ends with it."""
     if _active is None:
         return
-    threading.Thread(target=_end_with, args=(os.getppid(),), name="cepo-parent", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _allow_interrupts()
+    threading.Thread(target=_end_with, args=(os.getppid(),), name="cepo-parent", daemon=True).start()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -322,7 +323,18 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-os.register_at_fork(after_in_child=_become_helper)
+def _hold_interrupts() -> None:
+    """Holds Ctrl-C back while a process is forked: a child that has not yet become a helper would raise it."""
+    if _active is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _allow_interrupts() -> None:
+    if _active is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+os.register_at_fork(before=_hold_interrupts, after_in_parent=_allow_interrupts, after_in_child=_become_helper)
 
 
 @contextmanager

@@ -34,8 +34,12 @@ _SAVED_SPLITS = "dataset_dict.json"
 """The files in which `Dataset.save_to_disk` and `DatasetDict.save_to_disk` list what they wrote."""
 _NO_DATA = {"dataset_info.json", "dataset_infos.json", _SAVED, _SAVED_SPLITS}
 _SPLIT = re.compile(r"(?P<name>[\w.\-]+)(\[(?P<begin>-?\d+%?)?:(?P<end>-?\d+%?)?\])?")
-_PART = re.compile(r"(?P<beginning>.*)-\d+-of-(?P<total>\d+)")
-"""The name of one of the parts of a file, as the hub and `datasets` write it: `train-00000-of-00002`."""
+_PART = re.compile(
+    r"(?P<beginning>.*?)(?<!\bv)(?<!_v)([._-]?(part|shard|chunk)?[._-]?\d+([._-]of[._-](?P<total>\d+))?([._-][0-9a-f]{8,})?)?",
+    re.IGNORECASE,
+)
+"""A file's name as its beginning and, for one of the parts of a whole, its number: `-00000-of-00002`, `_1`, `.part3`; the
+number behind a `v` is that of a version."""
 _ALIASES = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
 _HELD_OUT = re.compile(
     r"(?<![^\W\d_])(test|testing|testmini|val|valid|validation|validate|dev|eval|evaluation|held[_-]?out|hold[_-]?out"
@@ -84,8 +88,8 @@ def local_source(source: str) -> LocalSource | None:
     """Returns the files of a local source, or None if it is no local path.
 
     Of a folder that `datasets` saved, the split is what its own list names. In another folder, the split is the only
-    file with its name as a word in its own (`train.jsonl`, `geo_train.jsonl`), or the parts of such a file, or all
-    files of a folder of its name. If no file is named after a split, the split `train` is the only file, or its
+    file with its name as a word in its own (`train.jsonl`, `geo_train.jsonl`), or numbered parts of such a file, or all
+    files of a folder of its name. If no file is named after a split, the split `train` is the only file, or its numbered
     parts. Anything else raises `ConfigError`, as do files of several formats or of none that is read.
     """
     name, split = split_source(source)
@@ -213,29 +217,32 @@ def _folder_named(file: Path, folder: Path, name: str) -> Path | None:
 
 
 def _require_one_whole(source: str, files: Sequence[Path], folder: Path, split: str) -> None:
-    """Raises `ConfigError` unless the files are one file, its parts, or all in one folder named after the split.
+    """Raises `ConfigError` unless the files are one file, its numbered parts, or all in one folder named after the split.
 
     Others may hold the same rows: copies, versions, and a whole beside its parts.
     """
-    folders: set[Path | None] = set()
-    wholes: set[tuple[Path, str] | None] = set()
+    places: set[Path | None] = set()
+    beginnings: set[Path] = set()
+    totals: set[str] = set()
     for file in files:
-        around = [_folder_named(file, folder, name) for name in _names_of(split)]
-        folders.add(next((place for place in around if place is not None), None))
-        part = _PART.fullmatch(file.stem)
-        wholes.add(None if part is None else (file.parent / part["beginning"], part["total"]))
-    if len(files) == 1 or (len(folders) == 1 and None not in folders):
+        folders = [_folder_named(file, folder, name) for name in _names_of(split)]
+        places.add(next((place for place in folders if place is not None), None))
+        match = _PART.fullmatch(file.stem)
+        assert match is not None, "every name matches"
+        beginnings.add(file.parent / match["beginning"].lower())
+        totals.add(match["total"] or "")
+    if len(places) == 1 and None not in places:
         return
-    whole = wholes.pop()
-    if wholes or whole is None:
+    has_whole = any(file.parent / file.stem.lower() in beginnings for file in files)
+    if len(beginnings) > 1 or len(totals) > 1 or (has_whole and len(files) > 1):
         raise ConfigError(
             f"data files '{source}': it is not clear which files are the split '{split}'. These are neither one file, nor "
-            f"parts of one (NAME-00000-of-00002), nor in one folder of that name, and may hold the same rows: "
-            f"{_listed(files, folder)}. Give the path of one, or several as a list"
+            f"numbered parts of one, nor in one folder of that name, and may hold the same rows: {_listed(files, folder)}. "
+            "Give the path of one, or several as a list"
         )
-    total = int(whole[1])
-    if total != len(files):
-        logger.warning("%s: %d of the %d files of '%s' are there", source, len(files), total, split)
+    total = totals.pop()
+    if total and int(total) != len(files):
+        logger.warning("%s: %d of the %s files of '%s' are there", source, len(files), int(total), split)
 
 
 def _listed(files: Sequence[Path], folder: Path) -> str:

@@ -149,7 +149,7 @@ def test_a_saved_set_names_no_file_elsewhere(tmp_path: Path, name: object) -> No
 )
 def test_a_slice_counts_rows_or_percent(tmp_path: Path, part: str, numbers: list[int]) -> None:
     """Shares are rounded to whole rows as the datasets library does: 25 % and 45 % of 10 are 2 and 4."""
-    for name, start in (("rows-0-of-2.jsonl", 0), ("rows-1-of-2.jsonl", 5)):
+    for name, start in (("0.jsonl", 0), ("1.jsonl", 5)):
         lines = [json.dumps({"n": number}) for number in range(start, start + 5)]
         (tmp_path / name).write_text("\n".join(lines))
     assert [row["n"] for row in read_source(f"{tmp_path}@train{part}")] == numbers

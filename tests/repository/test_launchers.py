@@ -118,7 +118,7 @@ MISTAKES = [
     ("sweep.sh", "algorithm.weight.clip_radius=2", {"DRY_RUN": "0"}, "ablations/clip_radius_0.1 cannot be trained"),
     ("sweep.sh", "rlsd grpo algorithm.weight.clip_radius=2", {"DRY_RUN": "0"}, "Nothing was started."),
     (EVALUATE, "", {}, "bash scripts/evaluate.sh CHECKPOINT"),
-    (EVALUATE, "no/such/folder", {}, "checkpoint=no/such/folder: there is no such folder"),
+    (EVALUATE, "no/such/folder", {}, "no/such/folder does not exist; give a checkpoint of a run"),
     (EVALUATE, "org/name m=4", {}, "argument 'm=4'"),
 ]  # fmt: skip
 

@@ -214,7 +214,7 @@ def test_what_cannot_be_merged_ends_with_one_message(
             (tmp_path / name / file).write_text("mine")
     for source, target, words in (
         (tmp_path / "empty", out, "give a folder global_step_<N>"),
-        (tmp_path / "nowhere", out, "give a folder global_step_<N>"),
+        (tmp_path / "nowhere", out, "a folder global_step_<N>"),
         (folder, out, "checkpoints: global_step_1, global_step_2"),
         (checkpoint, tmp_path / "full", "is not empty"),
         (tmp_path / "ranks", out, "scripts/model_merger.py"),

@@ -128,7 +128,7 @@ def test_passes_of_whole_blocks_have_the_same_result(
     advantages = torch.linspace(-1, 1, len(rows)).tolist()
     old = [torch.full((len(row.response_ids),), -5.5) for row in rows]
     actors = [build_actor(max_grad_norm="1e9")]
-    monkeypatch.setattr("cepo.workers.training.row_multiple", lambda module: 16)
+    monkeypatch.setattr("cepo.workers.scored_model.row_multiple", lambda module: 16)
     actors.append(build_actor(max_grad_norm="1e9"))
     scores = [actor.score(rows) for actor in actors]
     computed = [actor.tokens_computed for actor in actors]

@@ -173,7 +173,7 @@ def test_the_estimate_has_the_frozen_teachers_weights(
     taught = estimate_memory(load_config([*settings, f"algorithm.teacher.model_path={larger}"]), with_vllm=False)
     config = load_config(settings)
     model = config.worker.actor.model
-    shape = read_shape(type(model)(model_path=str(larger)), model.lora)
+    shape = read_shape(type(model)(model_path=str(larger)))
     assert taught.weights - plain.weights == 4 * shape.parameters
     assert (taught.optimizer, taught.checkpoint) == (plain.optimizer, plain.checkpoint)
     assert taught.largest_pass >= plain.largest_pass

@@ -143,7 +143,7 @@ def test_what_a_pass_of_each_family_waits_for(family: str, tmp_path: Path, monke
         actor._accumulate_gradient(batch, token_weights(batch.response_mask, "token", batch.denominators), part)
     actor.module.eval()
     with torch.no_grad(), Waits() as scoring:
-        actor._forward(part)
+        actor._forward(actor, part)
     assert scoring.found == OF_FAMILIES[family]
     assert updating.found == OF_FAMILIES[family] | {"nonzero in _accumulate_gradient": 1}  # of the host's mask
 
