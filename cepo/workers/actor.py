@@ -45,8 +45,6 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
     """
 
     name = "actor"
-    teacher_model: TeacherModel | None = None
-    """A teacher with weights of its own, which scores in passes of the policy's sizes."""
 
     def __init__(
         self,
@@ -65,22 +63,17 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         module = build_scoring_model(config, temperature=temperature, seed=seed)
         super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row, chosen=chosen)
         self.teacher_weights = TeacherWeights(module, teacher)
+        self.teacher_model: TeacherModel | None = None
         if teacher.model_path is not None:
             self.teacher_model = TeacherModel(
                 teacher.model_path, config, processing, temperature=temperature, longest_row=longest_row
             )
-            self.teacher_model.pass_sizes = self.pass_sizes
         self.initial_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
         self.kept = HiddenStateCache()
         self._objective = objective_settings
         self._entropy_coefficient = objective_settings.entropy.coefficient  # of the step that is being updated
         self._reported_computed = 0
         self._reported_asked = 0
-
-    def make_passes(self, sizes: PassSizes) -> None:
-        super().make_passes(sizes)
-        if self.teacher_model is not None:
-            self.teacher_model.pass_sizes = sizes
 
     @torch.no_grad()
     def score(
@@ -107,6 +100,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
     ) -> list[Tensor]:
         """Returns each row's log-probs under the teacher's weights, and keeps states and entropies as `score` does."""
         scorer = self if self.teacher_model is None else self.teacher_model
+        scorer.pass_sizes = self.pass_sizes
         scorer.begin_scoring()
         with self.teacher_weights.active():
             return self._log_probs(scorer, rows, keep_states=keep_states, keep_entropies=keep_entropies)

@@ -151,16 +151,17 @@ def _weight_copies(estimator: Estimator, algorithm: AlgorithmConfig, lora: LoraC
 def _frozen_teacher(
     config: RunConfig, shape_of_model: Callable[[ModelConfig | CriticModelConfig], ModelShape]
 ) -> list[Memory]:
-    """Returns the memory of a teacher with weights of its own: its weights in the compute type, and what a pass gathers."""
+    """Returns the memory of a teacher with weights of its own: its weights in the compute type, and a scoring pass."""
     path = config.estimator.teacher.model_path
     if path is None:
         return []
     settings = config.worker.actor
     shape = shape_of_model(ModelConfig(model_path=path))
     compute_bytes = VALUE_BYTES[settings.fsdp.mp_param_dtype]
-    num_shards = settings.fsdp.fsdp_size if settings.fsdp.fsdp_size > 0 else config.trainer.num_devices
-    gathered = shape.gathered if settings.fsdp.enable_full_shard else shape.parameters
-    weights = 0 if settings.fsdp.enable_cpu_offload else math.ceil(shape.parameters * compute_bytes / num_shards)
+    gathered = min(shape.gathered, shape.parameters) if settings.fsdp.enable_full_shard else shape.parameters
+    on_device = 0 if settings.fsdp.enable_cpu_offload else 1
+    weights = on_device * math.ceil(shape.parameters * compute_bytes / _num_shards(config, settings))
+    activations = _scoring_activations(config, settings, shape) + _head_bytes(config, settings, shape, compares=False)
     return [
         Memory(
             weights=weights,
@@ -168,7 +169,7 @@ def _frozen_teacher(
             away=weights if settings.offload.offload_params else 0,
             engine=0,
             gradients=0,
-            largest_pass=gathered * compute_bytes,
+            largest_pass=gathered * compute_bytes + activations,
             checkpoint=0,
             parameters=shape.parameters,
         )
@@ -194,9 +195,7 @@ def _model_memory(
     compute_bytes = VALUE_BYTES[settings.fsdp.mp_param_dtype]
     trained_bytes = VALUE_BYTES[settings.fsdp.torch_dtype or "fp32"]
     state_bytes = 8 if settings.optim.strategy == "adamw_bf16" else 2 * trained_bytes
-    num_shards = config.trainer.num_devices
-    if settings.fsdp.fsdp_size > 0:  # further devices hold copies
-        num_shards = min(settings.fsdp.fsdp_size, num_shards)
+    num_shards = _num_shards(config, settings)
     packed = shape.linear if lora.quantization else 0
     gathered = shape.parameters - packed
     if settings.fsdp.enable_full_shard:
@@ -236,6 +235,23 @@ def _model_memory(
     )
 
 
+def _num_shards(config: RunConfig, settings: ActorConfig | CriticConfig) -> int:
+    """Returns how many devices share one copy of the weights."""
+    if settings.fsdp.fsdp_size > 0:  # further devices hold copies
+        return min(settings.fsdp.fsdp_size, config.trainer.num_devices)
+    return config.trainer.num_devices
+
+
+def _row_length(config: RunConfig) -> int:
+    return config.data.max_prompt_length + config.data.max_response_length
+
+
+def _scoring_activations(config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape) -> int:
+    """Returns the bytes of a scoring pass's activations without the head: half of what a block keeps for backward."""
+    block_bytes = shape.block_bytes(VALUE_BYTES[settings.fsdp.mp_param_dtype])
+    return settings.micro_batch_size_per_device_for_experience * _row_length(config) * block_bytes // 2
+
+
 def _activations(
     config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape, *, trains_tower: bool
 ) -> int:
@@ -250,10 +266,8 @@ def _activations(
         kept_per_token = shape.depth * shape.hidden * value_bytes + block_bytes
     if trains_tower:
         kept_per_token *= 2
-    row_length = config.data.max_prompt_length + config.data.max_response_length
-    updating = settings.micro_batch_size_per_device_for_update * row_length * kept_per_token
-    scoring = settings.micro_batch_size_per_device_for_experience * row_length * block_bytes // 2
-    return max(updating, scoring)
+    updating = settings.micro_batch_size_per_device_for_update * _row_length(config) * kept_per_token
+    return max(updating, _scoring_activations(config, settings, shape))
 
 
 def _head_bytes(config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape, *, compares: bool) -> int:

@@ -95,13 +95,19 @@ def needs_of(config: RunConfig, settings: ActorConfig | CriticConfig, *, with_vl
     model = pretrained.read_config(settings.model.model_path, trust_remote_code=settings.model.trust_remote_code)
     for name, value in settings.model.override_config.items():
         setattr(model, name, value)
-    return row_bytes(
+    needs = row_bytes(
         model.get_text_config(),
         settings,
         base=bound_in_passes(estimate_memory(smallest, with_vllm=with_vllm)),
         tokens=config.data.max_prompt_length + config.data.max_response_length,
         trains_tower=trains_tower(settings) and hasattr(model, "vision_config"),
     )
+    teacher_path = config.estimator.teacher.model_path
+    if teacher_path is None or isinstance(settings, CriticConfig):
+        return needs
+    teacher = pretrained.read_config(teacher_path, trust_remote_code=False).get_text_config()
+    of_teacher = row_bytes(teacher, settings, base=needs.base, tokens=needs.tokens)
+    return needs._replace(scored=max(needs.scored, of_teacher.scored))  # both score in passes of the same sizes
 
 
 def trains_tower(settings: ActorConfig | CriticConfig) -> bool:

@@ -25,6 +25,7 @@ from cepo.models.processing import Processing
 from cepo.types import Distillation, DivergenceConfig
 from cepo.workers.checkpoint import save_state
 from cepo.workers.memory import estimate_memory, read_shape
+from cepo.workers.pass_sizes import needs_of
 from cepo.workers.teacher_model import require_same_tokens
 
 pytestmark = pytest.mark.heavy
@@ -177,3 +178,27 @@ def test_the_estimate_has_the_frozen_teachers_weights(
     assert taught.weights - plain.weights == 4 * shape.parameters
     assert (taught.optimizer, taught.checkpoint) == (plain.optimizer, plain.checkpoint)
     assert taught.largest_pass >= plain.largest_pass
+
+
+def test_the_estimate_counts_the_teachers_scoring_and_its_shards(tiny_run: list[str], larger: Path) -> None:
+    """A wider teacher's scoring pass is larger than the policy's, and no more devices share it than there are."""
+    rows = "worker.actor.micro_batch_size_per_device_for_experience=4096"
+    shards = ("trainer.n_gpus_per_node=2", "worker.actor.fsdp.fsdp_size=8")
+    settings = [*tiny_run, *TWO_TEACHERS, "worker.actor.fsdp.mp_param_dtype=fp32", rows, *shards]
+    plain = estimate_memory(load_config(settings), with_vllm=False)
+    config = load_config([*settings, f"algorithm.teacher.model_path={larger}"])
+    taught = estimate_memory(config, with_vllm=False)
+    shape = read_shape(type(config.worker.actor.model)(model_path=str(larger)))
+    assert taught.weights - plain.weights == 4 * shape.parameters // 2
+    assert taught.largest_pass > plain.largest_pass
+
+
+def test_passes_are_chosen_for_the_larger_of_policy_and_teacher(tiny_run: list[str], larger: Path) -> None:
+    """Both score as many rows at a time, so that the wider one decides how many fit."""
+    settings = [*tiny_run, *TWO_TEACHERS, "worker.actor.model.freeze_vision_tower=true"]
+    alone = load_config(settings)
+    taught = load_config([*settings, f"algorithm.teacher.model_path={larger}"])
+    scored_alone = needs_of(alone, alone.worker.actor, with_vllm=False).scored
+    needs = needs_of(taught, taught.worker.actor, with_vllm=False)
+    assert scored_alone < needs.scored < 2 * scored_alone
+    assert needs.kept == needs_of(alone, alone.worker.actor, with_vllm=False).kept
