@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
-from cepo.config.paths import File, located_data, split_sources
-from cepo.config.worker_schema import WorkerConfig
+from cepo.config.paths import File, located_data
+from cepo.config.worker_schema import WorkerConfig, parts_of
 from cepo.files.trees import Fields, is_list
 from cepo.sections.fields import (
     DECISIVE,
@@ -40,13 +40,13 @@ def _joined_sources(value: Any) -> Any:
 
 
 def _located_sources(text: str) -> str:
-    return ",".join(located_data(source) for source in split_sources(text))
+    return ",".join(located_data(source) for source in parts_of(text))
 
 
 Sources = Annotated[
     str, BeforeValidator(_joined_sources, json_schema_input_type=str | list[str]), AfterValidator(_located_sources)
 ]
-"""One or more data sets, separated by commas or as a list; a path that exists may have commas in it."""
+"""One or more data sets, separated by commas or as a list."""
 OneLine = Annotated[str, AfterValidator(_one_line)]
 """A name of a folder without line ends and other control characters, which shells and YAML change."""
 
@@ -120,7 +120,7 @@ class DataConfig:
 
     @property
     def train_sources(self) -> list[str]:
-        return split_sources(self.train_files)
+        return parts_of(self.train_files)
 
 
 @section

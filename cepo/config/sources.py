@@ -166,12 +166,6 @@ def read_argument(argument: str) -> Source:
             f"argument {argument!a}: what follows '#' is a comment in YAML and would be left out; quote the value as in "
             """'key="a #b"'."""
         )
-    parsed = dict(leaves(tree)).get(key)
-    if isinstance(parsed, str) and len(value.strip().splitlines()) > 1 and "\n" not in parsed:
-        raise ConfigError(
-            f"argument {argument!a}: YAML would make a space of the line end; give a value in one line, or quoted as in "
-            'key="one\\ntwo".'
-        )
     for name, entry in leaves(tree):
         entry_name, colon, entry_value = name.rpartition(".")[2].partition(":")
         if entry is None and colon:
@@ -197,7 +191,7 @@ def _collect_argument_keys(node: object, prefix: str, place: str, places: dict[s
             _collect_argument_keys(value, f"{prefix}{key}.", place, places)
 
 
-def read_arguments(argv: Sequence[str], explained: Callable[[str, str], str] | None = None) -> list[Source]:
+def read_arguments(argv: Sequence[str], explained: Callable[[str, str], str]) -> list[Source]:
     """Returns a command line's sources, of which later ones override: base files, the file of `config=`, arguments.
 
     `explained` is that of `settings_in`.

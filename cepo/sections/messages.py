@@ -14,7 +14,8 @@ _PLAIN_TYPES = {"integer": "an integer", "number": "a number", "boolean": "true 
 _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 _OUT_OF_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
-_WRONG_LENGTH = ("too_short", "too_long")
+_WORDED = ("value_error", "assertion_error", "too_short", "too_long")
+"""The kinds whose message by pydantic, or by our own validator, says enough."""
 
 
 class Fault(NamedTuple):
@@ -70,12 +71,8 @@ class Wording:
             return Fault(0, self.key([*steps, name]), self._unknown(name, key, node))
         if kind in ("missing", "missing_argument"):
             return Fault(2, key, f"{key} is required and not set. {node.get('description', '')}".strip())
-        if kind in ("value_error", "assertion_error"):
+        if kind in _WORDED:
             message = f"{key}: {error.get('ctx', {}).get('error', error['msg'])}"
-        elif kind in ("dataclass_type", "dataclass_exact_type", "model_type"):
-            message = f"{key} must be a section with keys, got {shown(value)}."
-        elif kind in _WRONG_LENGTH:
-            message = f"{key} must have {_main(node).get('minItems')} entries, got {len(value)}: {value}."
         elif kind in _OUT_OF_BOUNDS:
             message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown(value)}."
         else:
