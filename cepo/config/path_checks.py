@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cepo.config.paths import HUB_NAME, MICROGEO_DATA, MICROGEO_MODELS, find_path, near_path, searched, split_source
-from cepo.errors import ConfigError, ForeignFileError, did_you_mean
+from cepo.errors import ConfigError, ForeignFileError
 from cepo.files.safe_files import read_text
 from cepo.run_folder.layout import last_checkpoint
 
@@ -52,8 +52,7 @@ def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
     if not name.startswith("microgeo:"):
         return False
     if name not in known:
-        near = did_you_mean(name, known)
-        raise ConfigError(f"{key}={name}: unknown part of the built-in toy task.{near} Known: {', '.join(known)}.")
+        raise ConfigError(f"{key}={name}: unknown part of the built-in toy task. Known: {', '.join(known)}.")
     return True
 
 

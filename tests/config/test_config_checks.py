@@ -52,7 +52,7 @@ FAULTS = [
     ("data.val_files=null trainer.val_before_train=false trainer.val_only=true", "trainer.val_only=true"),
     ("data.override_chat_template=no.jinja", "data.override_chat_template=no.jinja"),
     ("data.override_chat_template=/usr/bin/env", "override_chat_template=/usr/bin/env", "text in UTF-8"),
-    ("data.val_files=microgeo:test", "Did you mean 'microgeo:validation'?"),
+    ("data.val_files=microgeo:test", "Known: microgeo:train, microgeo:validation"),
     ("data.image_dir=README.md", "data.image_dir=README.md is a file; give a folder"),
     ("data.image_dir=no/such", "data.image_dir=no/such: there is no such folder"),
     ("data.train_files=../nowhere-at-all", "not found (", "not a hub name (org/name@split)"),

@@ -85,7 +85,7 @@ def test_an_unknown_key_in_a_base_file_names_the_base_file(tmp_path: Path) -> No
         ("worker.rollout.name=vlm", "Did you mean 'vllm'?"),
         ("data.max_prompt_length=0", "must be at least 1, got 0"),
         ("data.val_batch_size=0", "must be -1 (off) or at least 1, got 0"),
-        ("worker.actor.optim.betas=[0.9]", "must have 2 entries, got 1"),
+        ("worker.actor.optim.betas=[0.9]", "should have at least 2 items"),
         ("worker.actor.optim.betas=[0.9,1.0]", "betas[1] must be at least 0 and below 1, got 1.0"),
         ("worker.actor.optim.lr=.nan", "lr must be at least 0 and at most 1, got nan"),
         ("worker.actor.optim.lr=1e6", "worker.actor.optim.lr must be at least 0 and at most 1, got 1000000.0"),
