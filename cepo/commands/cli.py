@@ -72,6 +72,11 @@ class Command(click.Command):
     explained: ClassVar[tuple[type[Exception], ...]] = (CepoError, OSError)
     """The errors whose message suffices; others end with a traceback."""
 
+    def __init__(self, *args: Any, first_words: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.first_words = first_words
+        """The options that the command's first words without a name give."""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # The reader of the configuration explains a word that begins with dashes.
         takes_settings = any(parameter.name == "settings" for parameter in self.params)
@@ -81,12 +86,13 @@ class Command(click.Command):
         return super().parse_args(ctx, self._with_options(args, ctx))
 
     def _with_options(self, words: Sequence[str], ctx: click.Context) -> list[str]:
-        """Returns the words with `name=value` written as options."""
+        """Returns the words with `name=value` and the first words written as options."""
         options: dict[str, click.Option] = {}
         for parameter in self.params:
             if isinstance(parameter, click.Option):
                 options |= {spelling.lstrip("-"): parameter for spelling in parameter.opts}
         rewritten: list[str] = []
+        remaining = list(self.first_words)
         for previous_word, word in zip(["", *words], words, strict=False):
             name, separator, value = word.partition("=")
             option = options.get(name.replace("_", "-"))
@@ -98,6 +104,8 @@ class Command(click.Command):
                 rewritten += [option.opts[-1]] if click.BOOL.convert(value, option, ctx) else []
             elif separator and option is not None:
                 rewritten.append(f"{option.opts[-1]}={value}")
+            elif remaining and not separator and not word.startswith("-"):
+                rewritten.append(f"--{remaining.pop(0)}={word}")
             else:
                 rewritten.append(word)
         return rewritten
@@ -306,7 +314,7 @@ def doctor(settings: Sequence[str]) -> int:
     return print_findings(settings)
 
 
-@cli.command(short_help="Measure accuracy on datasets and benchmarks.")
+@cli.command(first_words=("checkpoint",), short_help="Measure accuracy on datasets and benchmarks.")
 @click.option("--checkpoint", help="global_step_<N>, a model folder or a hub name; default: the configuration's model.")
 @click.option(
     "--data",
@@ -347,7 +355,7 @@ def evaluate(settings: Sequence[str], dry_run: bool, **options: str | None) -> i
     return None
 
 
-@cli.command(short_help="Measure the credit of methods against the truth.")
+@cli.command(first_words=("checkpoint",), short_help="Measure the credit of methods against the truth.")
 @click.option("--methods", required=True, help='For example "a, b(clip_radius=0.9, negative.select=random)".')
 @click.option("--checkpoint", help="global_step_<N>, a model folder or a hub name; default: the configuration's model.")
 @click.option("--data", help="Problems; default: data.train_files.")
@@ -376,7 +384,7 @@ def credit(dry_run: bool, **options: Any) -> None:
     print_plain("\n".join(measure(make_credit_plan(**options), dry_run=dry_run)))
 
 
-@cli.command()
+@cli.command(first_words=("checkpoint", "out"))
 @click.option("--checkpoint", type=_FOLDER, required=True, help="global_step_<N>, or its subfolder actor.")
 @click.option("--out", type=_FOLDER, required=True, help="New folder for the merged model.")
 @click.option("--base", help="Model that training started from; default: the one in the run's config.yaml.")

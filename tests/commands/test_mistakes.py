@@ -50,7 +50,7 @@ MISTAKES = {
     "a page where a folder belongs": "show a b config={base} --out show.html",
     "a missing response": "show a b config={base} --response nope",
     "an evaluation without config=": "evaluate",
-    "an evaluation of a run folder": "evaluate checkpoint={folder}/trained",
+    "an evaluation of a run folder": "evaluate {folder}/trained",
     "an evaluation of a missing checkpoint": "evaluate checkpoint={folder}/no",
     "a misspelt option": "evaluate chekpoint=x",
     "dashes before an unknown option": "evaluate --m=4",
