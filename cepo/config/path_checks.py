@@ -109,6 +109,13 @@ def _refuse_address(key: str, name: str) -> None:
         raise ConfigError(f"{key}={name} is an address; write the hub name, {key}={address['name']}.")
 
 
+def _near_hub_name(name: str) -> str:
+    """Returns " Did you mean 'ORG/NAME@SPLIT'?" for a hub name with another mark before its split, or a slash behind it."""
+    spelled = name.rstrip("/").replace(":", "@")
+    path, _, _ = spelled.partition("@")
+    return f" Did you mean '{spelled}'?" if spelled != name and HUB_NAME.fullmatch(path) else ""
+
+
 def require_weights(model_path: str) -> None:
     """Raises `ConfigError` if a local model has no configuration or no weights. A check of the settings needs neither."""
     folder = find_path(model_path)
