@@ -69,7 +69,8 @@ def require_data(key: str, name: str) -> None:
     is_hub_name = HUB_NAME.fullmatch(path) is not None and not path.endswith(_DATA_ENDINGS)
     if find_path(path) is None and not is_hub_name:
         raise ConfigError(
-            f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split).{near_path(path)}"
+            f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split)."
+            f"{near_path(path) or _near_hub_name(name)}"
         )
 
 
@@ -81,8 +82,9 @@ def require_model(key: str, name: str | None) -> None:
     if folder is None:
         _refuse_address(key, name)
         if not HUB_NAME.fullmatch(name):
+            near = near_path(name) or _near_hub_name(name)
             raise ConfigError(
-                f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).{near_path(name)}"
+                f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).{near}"
             )
         return
     if not folder.is_dir():

@@ -158,7 +158,6 @@ def test_several_machines_without_a_cluster_are_refused_early() -> None:
 @pytest.mark.parametrize(
     ("setting", "advice"),
     [
-        ("worker.actor.model.model_path=Qwen2.5-VL-3B-Instruct", "Did you mean 'Qwen/Qwen2.5-VL-3B-Instruct'?"),
         (
             "worker.actor.model.model_path=https://huggingface.co/Qwen/Qwen3-VL-2B/tree/main",
             "model_path=Qwen/Qwen3-VL-2B.",
