@@ -19,11 +19,12 @@ from cepo.algorithms.registry import own_fields, presets_of
 from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, TABLE, engine_key_of
-from cepo.config.listing import REQUIRED, Setting, all_settings, method_settings, settings_of, written
+from cepo.config.listing import REQUIRED, Setting, all_settings, method_settings, settings_of
 from cepo.config.other_programs import NAMES
 from cepo.config.schema import RunSettings
 from cepo.files.trees import Tree, leaves
 from cepo.models.families import FAMILIES
+from cepo.sections.messages import written
 from cepo.sections.reader import default_tree
 from cepo.workers.memory import ModelShape, estimate_memory, fit, shape_of
 from testing.published_models import PUBLISHED_SIZES, published_config

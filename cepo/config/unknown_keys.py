@@ -7,11 +7,12 @@ from functools import cached_property
 
 from cepo.algorithms import available_estimators
 from cepo.config.easyr1 import EASYR1_KEYS, is_explained
-from cepo.config.listing import all_settings, written
+from cepo.config.listing import all_settings
 from cepo.config.other_programs import translation_of
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, nearest_name
 from cepo.files.trees import Fields, is_mapping, leaves
+from cepo.sections.messages import written
 
 _MOST_NAMES = 12
 _NEAR_ELSEWHERE = 0.9

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from pydantic_core import ErrorDetails
 
@@ -166,17 +166,13 @@ def accepted_range(node: Tree) -> str:
     return "".join(values_for_off) + " and ".join(bounds)
 
 
-def shown(value: Any) -> str:
-    """Formats a value for an error message, with its type if the bare value could mislead."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return f"the text {value!r}"
-    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to print thousands of digits
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, Mapping):
-        keys = ", ".join(map(str, cast("Tree", value)))
-        return f"a mapping with the keys {keys or '(none)'}"
-    if isinstance(value, list):
-        return f"the list {value!r}"
-    return repr(value)
+def shown(value: object) -> str:
+    """Formats a value for an error message, a text with its type."""
+    return f"the text {value!r}" if isinstance(value, str) else written(value)
+
+
+def written(value: object) -> str:
+    """Formats a value as a command line has it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

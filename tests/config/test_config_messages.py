@@ -78,7 +78,7 @@ def test_an_unknown_key_in_a_base_file_names_the_base_file(tmp_path: Path) -> No
         ("worker.actor.optim.lr=fast", "worker.actor.optim.lr must be a number, got the text 'fast'"),
         ("trainer.logger=console", "trainer.logger must be a list, each entry one of console, file, tensorboard"),
         ("trainer.logger=console", "Write trainer.logger=[console]."),
-        ("data.train_files=[]", "data.train_files must be text, got the list []"),
+        ("data.train_files=[]", "data.train_files must be text, got []"),
         ("trainer.max_steps=x", "trainer.max_steps must be an integer or null"),
         ("worker.actor.model.override_config=3", "must be a mapping of keys to values, got 3"),
         ("worker.actor.loss_avg_mode=sequence", "one of token, seq, seq_sum, constant, got the text 'sequence'"),

@@ -26,7 +26,8 @@ from packaging.utils import canonicalize_name
 
 import cepo
 from cepo.config.easyr1 import EASYR1_KEYS, engine_key_of
-from cepo.config.listing import settings_of, written
+from cepo.config.listing import settings_of
+from cepo.sections.messages import written
 from scripts.audit import verdict
 from scripts.constraints import FILES, pins_in
 
