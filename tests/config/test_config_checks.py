@@ -63,7 +63,7 @@ FAULTS = [
     ("data.train_files='org/name,,org/other'", "single commas"),
     ("data.train_files=org/a,org/b data.train_weights=[1]", "has 1 entries", "names 2 training sets"),
     ("data.train_files=org/name@", "one '@'"),
-    ("data.val_files=microgeo:validatoin", "Did you mean 'microgeo:validation'?", "microgeo:train"),
+    ("data.val_files=microgeo:validatoin", "Known: microgeo:train, microgeo:validation"),
     ("worker.actor.model.model_path=microgeo:modle", "Known: microgeo:model"),
     ("worker.actor.model.model_path=configs/microgeo/base.yaml", "is a file"),
     ("worker.reward.reward_function=rewards", "worker.reward.reward_function=", "path/file.py:function"),
