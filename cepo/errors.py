@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -98,7 +99,15 @@ _UNUSABLE = {
 
 def unusable_place(error: BaseException) -> str | None:
     """Describes a place on the disk that cannot be written, and how to choose another; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in _UNUSABLE or error.filename is None:
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    home = Path("~").expanduser()
+    if Path(error.filename).is_relative_to(home) and not os.access(home, os.W_OK):
+        return (
+            f"{error.filename}: nothing can be written in the home folder {home} ({error.strerror}). Set HOME to a folder in "
+            "which you may write; caches, downloads and notes of runs go there"
+        )
+    if error.errno not in _UNUSABLE:
         return None
     return (
         f"{error.filename}: {error.strerror}. Choose another place: trainer.save_checkpoint_path for the run, "

@@ -19,11 +19,12 @@ from cepo.algorithms.registry import own_fields, presets_of
 from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, TABLE, engine_key_of
-from cepo.config.listing import REQUIRED, Setting, all_settings, method_settings, settings_of, written
+from cepo.config.listing import REQUIRED, Setting, all_settings, method_settings, settings_of
 from cepo.config.other_programs import NAMES
 from cepo.config.schema import RunSettings
 from cepo.files.trees import Tree, leaves
 from cepo.models.families import FAMILIES
+from cepo.sections.messages import written
 from cepo.sections.reader import default_tree
 from cepo.workers.memory import ModelShape, estimate_memory, fit, shape_of
 from testing.published_models import PUBLISHED_SIZES, published_config
@@ -109,15 +110,13 @@ def _method_row(name: str) -> str:
 
 
 def easyr1_rows() -> Iterator[str]:
-    """Yields table rows of those of EasyR1's keys that have another default, meaning or effect here."""
+    """Yields table rows of those of EasyR1's keys that have another default or meaning here."""
     ours = {setting.key: setting.default for setting in settings_of()}
     for name, key in EASYR1_KEYS.items():
         shipped = f"`{written(key.shipped[0])}`" if key.shipped else ""
-        entry = engine_key_of(name)
-        if entry is not None:
-            only = "" if entry.only is None else f", and must be `{written(entry.only)}`"
-            here = f"no effect{only}: {entry.why}"
-        elif name in TABLE.other_default:
+        if engine_key_of(name) is not None:
+            continue
+        if name in TABLE.other_default:
             here = (
                 f"{'required' if ours[name] is REQUIRED else f'`{written(ours[name])}`'}: {TABLE.other_default[name]}"
             )
@@ -126,6 +125,18 @@ def easyr1_rows() -> Iterator[str]:
         else:
             continue
         yield f"| `{name}` | {_code(key.default)} | {shipped} | {_cell(here)} |"
+
+
+def keys_without_effect() -> Iterator[str]:
+    """Yields for each reason one line with EasyR1's keys that have no effect here."""
+    keys_of: dict[str, list[str]] = {}
+    for name in EASYR1_KEYS:
+        entry = engine_key_of(name)
+        if entry is not None:
+            only = "" if entry.only is None else f" (must be `{written(entry.only)}`)"
+            keys_of.setdefault(entry.why, []).append(f"`{name}`{only}")
+    for reason, keys in keys_of.items():
+        yield f"- {reason}: {', '.join(keys)}"
 
 
 def replaced_rows() -> Iterator[str]:
@@ -142,6 +153,7 @@ def easyr1_tables() -> dict[str, list[str]]:
             "| --- | --- | --- | --- |",
             *easyr1_rows(),
         ],
+        "without effect": [*keys_without_effect()],
         "internal": [", ".join(f"`{name}`" for name in TABLE.internal) + "."],
         "fork": ["| the fork's key | here |", "| --- | --- |", *replaced_rows()],
     }
@@ -185,17 +197,20 @@ def family_lines() -> list[str]:
 def memory_table() -> list[str]:
     """Returns lines of Markdown: the rows of an update pass for which a card has room in the paper's setting."""
     lines = [
-        f"| model | trained | longest response | {' | '.join(f'{card} GB' for card in CARDS)} |",
-        f"| --- | --- | --- |{' --- |' * len(CARDS)}",
+        f"| model | trained | {' | '.join(f'{card} GB' for card in CARDS)} |",
+        f"| --- | --- |{' --- |' * len(CARDS)}",
     ]
     for size in PUBLISHED_SIZES:
         for trained, settings in _TRAINED.items():
-            for response in RESPONSES:
-                config = load_config(
-                    ["config=configs/geo3k/cepo.yaml", f"data.max_response_length={response}", *settings]
-                )
-                cells = [memory_cell(config, size, card * 10**9) for card in CARDS]
-                lines.append(f"| {size} | {trained} | {response} | {' | '.join(cells)} |")
+            configs = [
+                load_config(["config=configs/geo3k/cepo.yaml", f"data.max_response_length={response}", *settings])
+                for response in RESPONSES
+            ]
+            cells: list[str] = []
+            for card in CARDS:
+                rows = [memory_cell(config, size, card * 10**9) for config in configs]
+                cells.append(rows[0] if len(set(rows)) == 1 else ", ".join(rows))
+            lines.append(f"| {size} | {trained} | {' | '.join(cells)} |")
     return lines
 
 
@@ -279,9 +294,12 @@ def other_programs_page() -> str:
         if program in _INTRODUCTIONS:
             parts.append(_INTRODUCTIONS[program])
         rows = ["| there | here |", "| --- | --- |"]
+        names_of: dict[str, list[str]] = {}
         for name, replacement in names.items():
+            names_of.setdefault(replacement, []).append(f"`{name}`")
+        for replacement, alike in names_of.items():
             here = replacement[1:-1] if replacement.startswith("(") else f"`{replacement}`"
-            rows.append(f"| `{name}` | {_cell(here)} |")
+            rows.append(f"| {', '.join(alike)} | {_cell(here)} |")
         parts.append("\n".join(rows))
     lines: list[str] = []
     for line in "\n\n".join(parts).splitlines():

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import click
-from click.shell_completion import get_completion_class
 
 from cepo import __version__
 from cepo.errors import CepoError, ConfigError, did_you_mean
@@ -84,8 +83,6 @@ class Command(click.Command):
         ctx.ignore_unknown_options = takes_settings
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        if takes_settings:
-            _refuse_split_words(args, ctx)
         return super().parse_args(ctx, self._with_options(args, ctx))
 
     def _with_options(self, words: Sequence[str], ctx: click.Context) -> list[str]:
@@ -121,16 +118,6 @@ class Command(click.Command):
             return _USAGE_ERROR
 
 
-def _refuse_split_words(words: Sequence[str], ctx: click.Context) -> None:
-    """Explains what a shell made of a setting before click reads its parts as options."""
-    from cepo.config.arguments import refuse_split_words
-
-    try:
-        refuse_split_words(words)
-    except ConfigError as error:
-        raise click.UsageError(str(error), ctx) from None
-
-
 class Training(Command):
     """A command that trains, in which an error of the operating system can be a bug in cepo: it keeps its traceback."""
 
@@ -146,8 +133,6 @@ class Commands(click.Group):
         return [*self.commands]
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0].endswith((".yaml", ".yml")) or args[0].startswith("config="):
-            ctx.fail(f"'{args[0]}' is not a command; write cepo train config={args[0].removeprefix('config=')}")
         if args[0] not in self.commands:
             ctx.fail(f"No such command '{args[0]}'.{_command_meant(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
@@ -158,8 +143,9 @@ def _command_meant(word: str, commands: Collection[str]) -> str:
     from cepo.algorithms import available_estimators
     from cepo.config.paths import config_names
 
-    if word in config_names():
-        return f" It is a configuration; write cepo train config={word}"
+    file = word.removeprefix("config=")
+    if file in config_names() or file.endswith((".yaml", ".yml")):
+        return f" It is a configuration; write cepo train config={file}"
     if word in available_estimators():
         return f" It is a method; write cepo train config=FILE algorithm.adv_estimator={word}"
     if "=" in word:
@@ -299,7 +285,7 @@ def show(model: str, data: str, settings: Sequence[str], **options: Any) -> None
 @click.option("--model", help="Score tokens by two teachers with this model: a folder, a hub name or global_step_<N>.")
 @click.option("--responses", type=click.IntRange(2), default=32, show_default=True, help="Responses that it scores.")
 @click.option("--image", type=_FILE, help="Also draw the clearest pair as a still picture, FILE.svg.")
-@click.option("--follow", is_flag=True, help="Write the page again when files grow, until Ctrl-C.")
+@click.option("--follow", "follows", is_flag=True, help="Write the page again when files grow, until Ctrl-C.")
 def look(place: Path, **options: Any) -> None:
     """Show the rollouts that lie in folder or file PLACE as one page, and say why the run does not learn.
 
@@ -351,9 +337,8 @@ def doctor(settings: Sequence[str]) -> int:
 @click.option("--judge-model", metavar="MODEL", help="Its model.")
 @click.option("--export", type=click.Choice(("lmms",)), help="lmms: also write responses in lmms-eval's form.")
 @click.option("--dry-run", is_flag=True, help="Print the plan without starting an engine.")
-@click.option("--compare", metavar="FOLDER,FOLDER", help="Print the paired difference of two evaluations.")
 @takes_settings
-def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **options: str | None) -> int | None:
+def evaluate(settings: Sequence[str], dry_run: bool, **options: str | None) -> int | None:
     """Measure the accuracy of a checkpoint or a model on datasets and benchmarks.
 
     Without config=FILE, data, model, sampling and correctness rule are those of the checkpoint's run. Settings that run
@@ -361,10 +346,8 @@ def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **opti
     give config=RUN/config.yaml to trust all of the run's settings.
     """
     with _loading_libraries():
-        from cepo.commands.evaluate import evaluate_planned, planned, print_comparison
+        from cepo.commands.evaluate import evaluate_planned, planned
 
-    if compare is not None:
-        return print_comparison(compare)
     plan = planned({name: value for name, value in options.items() if value is not None}, settings)
     if not dry_run:
         return evaluate_planned(plan)
@@ -442,22 +425,6 @@ def microgeo(out: Path | None, seed: int, num_train: int, num_validation: int) -
         world = build_world(out, seed=seed, num_train=num_train, num_validation=num_validation)
     files = "".join(f"\n{split:10} {world.split_file(split)}" for split in ("train", "validation"))
     print_plain(f"model      {world.model_path}{files}")
-
-
-@cli.command(short_help="Print a script for completion in a shell.")
-@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
-def completion(shell: str) -> None:
-    """Print a script with which SHELL completes commands and their options.
-
-    \b
-    bash   eval "$(cepo completion bash)"                          in ~/.bashrc
-    zsh    eval "$(cepo completion zsh)"                           in ~/.zshrc, after compinit
-    fish   cepo completion fish > ~/.config/fish/completions/cepo.fish
-    """
-    completion_class = get_completion_class(shell)
-    assert completion_class is not None, shell
-    script_writer = completion_class(cli, {}, "cepo", "_CEPO_COMPLETE")
-    sys.stdout.write(script_writer.source())
 
 
 @cli.command("help")

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cepo.config.untrusted_record import TRAIN_FILES, VAL_FILES
-from cepo.errors import ConfigError
 from cepo.evaluation.evaluate import Plan, evaluate, make_plan
 from cepo.evaluation.protocols import with_protocol
 from cepo.terminal import interrupts
@@ -41,20 +40,13 @@ def evaluate_planned(plan: Plan) -> int:
     return 0
 
 
-def print_comparison(folders: str) -> None:
-    """Prints the result and the paired differences of two evaluations, whose folders are separated by a comma."""
+def print_pairs(first: Path, second: Path) -> None:
+    """Prints the paired differences of two evaluations by benchmark."""
     from cepo.evaluation.comparison import compare_evaluations
     from cepo.evaluation.evaluation_page import comparison_rows
-    from cepo.evaluation.published import headline_of_pairs
 
-    names = folders.split(",")
-    if len(names) != 2 or not all(names):
-        raise ConfigError(f"compare={folders}: give two folders, compare=FIRST,SECOND")
-    first, second = map(Path, names)
     pairs = compare_evaluations(first, second)
-    print_plain(f"{headline_of_pairs(first.name, second.name, pairs)}\n")
     _print_table("accuracy in %, difference in points ± standard error, paired by problem", comparison_rows(pairs))
-    print_plain(f"first: {names[0]}\nsecond: {names[1]}")
 
 
 def _print_table(title: str, rows: Iterable[Sequence[str]]) -> None:

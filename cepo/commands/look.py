@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.errors import DataError
+from cepo.commands.following import follow
 from cepo.terminal.lines import print_plain
 from cepo.terminal.progress import log_to_stderr, phase
 
@@ -15,46 +13,17 @@ if TYPE_CHECKING:
     from cepo.report.html_page import Section
 
 
-_SECONDS_BETWEEN_LOOKS = 2.0
-_LEAST_REST = 10
-"""Times as long as the last page took: what follows a run takes a tenth of a core at most."""
-
-
-def look_at(place: Path, *, image: Path | None, follow: bool, **options: Any) -> None:
+def look_at(place: Path, *, image: Path | None, follows: bool, **options: Any) -> None:
     """Reads rollouts, prints the diagnosis and writes the page; the parameters are the arguments of `cepo look`."""
+    from cepo.look.reading import sizes_of_files
     from cepo.look.still_picture import require_svg
 
     require_svg(image)
     log_to_stderr()
-    if follow:
-        _follow(place, image=image, **options)
+    if follows:
+        follow(lambda: sizes_of_files(place), lambda: _written(place, image=image, **options))
     else:
         print_plain("\n".join(_written(place, image=image, **options)))
-
-
-def _follow(place: Path, **options: Any) -> None:
-    """Writes the page whenever a file has grown or come, until Ctrl-C; says once what it waits for."""
-    from cepo.look.reading import sizes_of_files
-
-    sizes_of_page: dict[Path, int] = {}
-    waited_for = ""
-    try:
-        while True:
-            start = time.monotonic()
-            try:
-                sizes = sizes_of_files(place)
-                if sizes != sizes_of_page:
-                    print_plain("\n".join(_written(place, **options)))
-                    sys.stdout.flush()
-                    sizes_of_page = sizes
-                waited_for = ""
-            except DataError as error:  # nothing is there yet, or a trainer is writing the file
-                if str(error) != waited_for:
-                    waited_for = str(error)
-                    print_plain(f"waiting: {waited_for}", to_stderr=True)
-            time.sleep(max(_SECONDS_BETWEEN_LOOKS, _LEAST_REST * (time.monotonic() - start)))
-    except KeyboardInterrupt:
-        return
 
 
 def _written(place: Path, *, out: Path, most: int, model: str | None, responses: int, image: Path | None) -> list[str]:

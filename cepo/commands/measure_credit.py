@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,17 +79,18 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     from cepo.run_folder.writing import write_atomically
 
     log_to_stderr()
+    start = time.monotonic()
     require_usable_torch()
     with opened(with_embedded_world(plan.config), plan.actor, plan.methods.values()) as session:
         work, results = measured(
             plan.out, session, plan.methods, checkpoint=plan.checkpoint, dry_run=dry_run, **plan.numbers
         )
         if dry_run:
-            return [work]
+            return [work, f"time: {time.monotonic() - start:.0f} s"]
         tables = credit_tables(results)
         write_atomically(plan.out / "credit.md", "\n".join(table.markdown() for table in tables))
         page = write_credit_page(results, plan.out / PAGE_FILE)
     console = SafeConsole()
     console.print(Text(credit_headline(results), style="bold"))
     console.print(*(table.terminal(console.width) for table in tables))
-    return [f"page: {page}", f"written: {plan.out}"]
+    return [f"page: {page}", f"written: {plan.out}", f"time: {time.monotonic() - start:.0f} s"]

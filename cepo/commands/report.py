@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from cepo.commands.following import follow
 from cepo.errors import ConfigError
 from cepo.run_folder.layout import run_folder_of
 from cepo.terminal.lines import print_plain
 from cepo.terminal.live_view import SafeConsole
 from cepo.terminal.progress import log_to_stderr, phase
 
-_SECONDS_BETWEEN_LOOKS = 2.0
 _FIGURES = (".png", ".pdf", ".svg")
 
 
@@ -60,23 +59,18 @@ def _watch(run: Path, out: Path | None) -> None:
     from cepo.run_folder.layout import METRICS_FILE
     from cepo.run_folder.records import read_metrics
 
+    def written() -> list[str]:
+        path = write_report(run, out)
+        step = max((row.step for row in read_metrics(run)), default=0)
+        return [f"page after step {step}: {path}"]
+
     metrics = run / METRICS_FILE
-    time_of_page: int | None = None
-    try:
-        while True:
-            time_of_metrics = metrics.stat().st_mtime_ns
-            if time_of_metrics != time_of_page:
-                path = write_report(run, out)
-                step = max((row.step for row in read_metrics(run)), default=0)
-                print_plain(f"page after step {step}: {path}")
-                time_of_page = time_of_metrics
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-    except KeyboardInterrupt:
-        return
+    follow(lambda: metrics.stat().st_mtime_ns, written)
 
 
 def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     """Prints the comparison of runs, or of evaluations and published tables, and writes it to the files `out`."""
+    from cepo.commands.evaluate import print_pairs
     from cepo.evaluation.evaluation_page import write_evaluations
     from cepo.evaluation.published import is_scored, score_table
     from cepo.report.compare import compare_runs, write_comparison
@@ -98,6 +92,8 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     console = SafeConsole()
     if comparison is None:
         console.print(table.terminal(console.width))
+        if len(folders) == 2 and not any(run.endswith(".json") for run in runs):
+            print_pairs(*folders)
     else:
         console.print(comparison.terminal(console.width))
     for path in out:

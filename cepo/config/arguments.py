@@ -16,27 +16,24 @@ _WITH_COLON = re.compile(rf"(?P<key>{_KEY}):(?P<value>[^/\\].*)?")
 _NUMBER = re.compile(r"-[\d.]+([eE]-?\d+)?")
 _CONFIG_NAMES = ("config", "c", "config_file", "cfg")
 _BRACKETS = {"[": "]", "{": "}"}
-_ENTRY = re.compile(r"\w+:\S*")
 _CONFIG_NAME = re.compile(r"[\w-]+/[\w-]+")
-_MAPPINGS = ("val_override_config", "reward_function_kwargs", "override_config")
-"""The last names of the settings whose values are mappings."""
 _MOST_WORDS = 20
 
 
-def settings_in(words: Sequence[str], explained: Callable[[str, str], str] | None = None) -> list[str]:
+def settings_in(words: Sequence[str], explained: Callable[[str, str], str]) -> list[str]:
     """Returns the words, each of the form `key=value`; `config=FILE` names the configuration.
 
     Raises `ConfigError` for a word that is no setting, and for what a shell has split or expanded. `explained(key, value)`
     says what to write in place of flags.
     """
-    refuse_split_words(words)
+    _refuse_spaces(words)
+    _refuse_split_values(words)
     flags = _flags_in(words)
     if flags:
         raise ConfigError(_about_flags(flags, explained))
     for word, next_word in itertools.zip_longest(words, words[1:], fillvalue=""):
         if not _SETTING.fullmatch(word):
             raise ConfigError(f"argument '{word}': settings have the form a.b.c=value.{_remedy(word, next_word)}")
-    _refuse_expanded_braces(words)
     return list(words)
 
 
@@ -55,29 +52,16 @@ def _flags_in(words: Sequence[str]) -> list[tuple[str, str]]:
     return flags
 
 
-def _about_flags(flags: Sequence[tuple[str, str]], explained: Callable[[str, str], str] | None) -> str:
+def _about_flags(flags: Sequence[tuple[str, str]], explained: Callable[[str, str], str]) -> str:
     remedies: list[str] = []
     for key, value in flags:
         if key in _CONFIG_NAMES:
             remedies.append(f"'--{key}': write config={value}")
-        elif explained is None:
-            remedies.append(f"'--{key}': write {key}={value}")
         else:
             remedies.append(f"'--{key}': {explained(key, value)}")
     if len(remedies) == 1:
         return f"settings have no dashes. {remedies[0]}"
     return "settings have no dashes:" + "".join(f"\n  {remedy}" for remedy in remedies)
-
-
-def refuse_split_words(words: Sequence[str]) -> None:
-    """Raises `ConfigError` if a shell has made several words of one setting."""
-    _refuse_spaces(words)
-    _refuse_split_values(words)
-
-
-def names_configuration(word: str) -> bool:
-    """Returns whether a word without a key can only be the name of a configuration."""
-    return word.endswith((".yaml", ".yml")) or _CONFIG_NAME.fullmatch(word) is not None
 
 
 def _is_value(word: str) -> bool:
@@ -95,12 +79,10 @@ def _remedy(word: str, next_word: str) -> str:
         return f" Did you mean '{dotted}={value}'?"
     if word in _CONFIG_NAMES and next_word:
         return f" Did you mean 'config={next_word}'?"
-    if names_configuration(word):
+    if word.endswith((".yaml", ".yml")) or _CONFIG_NAME.fullmatch(word):
         return f" Did you mean 'config={word}'?"
     if word.startswith("+"):
         return f" Did you mean '{word.lstrip('+')}'?"
-    if word.startswith("~"):
-        return " A setting cannot be removed; write the value that it shall have, or null."
     if colon is not None:
         value = (colon["value"] or next_word).strip()
         return f" Did you mean '{colon['key']}={value}'?"
@@ -145,19 +127,3 @@ def _is_open(value: str) -> bool:
     if first in _BRACKETS:
         return value.count(first) > value.count(_BRACKETS[first])
     return first in ("'", '"') and value.count(first) % 2 == 1
-
-
-def _refuse_expanded_braces(settings: Sequence[str]) -> None:
-    """Raises `ConfigError` for `key=a:1 key=b:2`, which bash makes of `key={a:1,b:2}`."""
-    entries: dict[str, list[str]] = {}
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        if key.endswith(_MAPPINGS):
-            entries.setdefault(key, []).append(value)
-    for key, values in entries.items():
-        if len(values) > 1 and all(_ENTRY.fullmatch(value) for value in values):
-            spaced = ", ".join(value.replace(":", ": ", 1) for value in values)
-            raise ConfigError(
-                f"{key} is given {len(values)} times, as {', '.join(values)}: the shell has expanded the braces. Quote the "
-                f"whole setting: '{key}={{{spaced}}}'"
-            )

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from cepo.algorithms.settings import SharedSettings
 from cepo.config.path_checks import require_data, require_file, require_folder, require_model
@@ -58,21 +58,12 @@ def check_config(config: RunConfig) -> list[str]:
     return plan_lines(config)
 
 
-def _faults_of(check: Callable[[RunConfig], Iterator[str]], config: RunConfig) -> Iterator[str]:
-    """Yields what a check finds; if it needs a value that is itself at fault, it ends with that fault."""
+def _faults_of(check: Callable[..., Iterable[str] | None], *arguments: object) -> Iterator[str]:
+    """Yields what a check finds, or the `ConfigError` that it raises; it ends with a value that is itself at fault."""
     try:
-        yield from check(config)
+        yield from check(*arguments) or ()
     except ConfigError as error:
         yield str(error)
-
-
-def _fault(require: Callable[..., None], *arguments: object) -> list[str]:
-    """Returns the message of the `ConfigError` that the call `require(*arguments)` raises; none if it raises none."""
-    try:
-        require(*arguments)
-    except ConfigError as error:
-        return [str(error)]
-    return []
 
 
 def _check_batches(config: RunConfig) -> Iterator[str]:
@@ -157,11 +148,11 @@ def _positions_of(model: ModelConfig) -> int | None:
 def _check_method(config: RunConfig) -> Iterator[str]:
     name = config.algorithm.adv_estimator
     estimator = config.estimator
-    yield from _fault(require_file, "algorithm.teacher.template", estimator.teacher.template)
+    yield from _faults_of(require_file, "algorithm.teacher.template", estimator.teacher.template)
     teacher_path = estimator.teacher.model_path
     if teacher_path in MICROGEO_MODELS:
         yield f"algorithm.teacher.model_path={teacher_path} is where the toy task's policy starts: set source to reference."
-    yield from _fault(require_model, "algorithm.teacher.model_path", teacher_path)
+    yield from _faults_of(require_model, "algorithm.teacher.model_path", teacher_path)
     if "group_ids" in estimator.reads and config.worker.rollout.n == 1:
         yield (
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "
@@ -283,21 +274,21 @@ def _check_files(config: RunConfig) -> Iterator[str]:
     model = config.worker.actor.model
     trainer = config.trainer
     for source in data.train_sources:
-        yield from _fault(require_data, "data.train_files", source)
+        yield from _faults_of(require_data, "data.train_files", source)
     if data.val_files is not None:
-        yield from _fault(require_data, "data.val_files", data.val_files)
-    yield from _fault(require_model, "worker.actor.model.model_path", model.model_path)
-    yield from _fault(require_model, "worker.actor.model.tokenizer_path", model.tokenizer_path)
+        yield from _faults_of(require_data, "data.val_files", data.val_files)
+    yield from _faults_of(require_model, "worker.actor.model.model_path", model.model_path)
+    yield from _faults_of(require_model, "worker.actor.model.tokenizer_path", model.tokenizer_path)
     if config.needs_critic:
-        yield from _fault(require_model, "worker.critic.model.model_path", config.worker.critic.model.model_path)
-    yield from _fault(require_file, "data.format_prompt", data.format_prompt)
-    yield from _fault(require_file, "data.override_chat_template", data.override_chat_template)
+        yield from _faults_of(require_model, "worker.critic.model.model_path", config.worker.critic.model.model_path)
+    yield from _faults_of(require_file, "data.format_prompt", data.format_prompt)
+    yield from _faults_of(require_file, "data.override_chat_template", data.override_chat_template)
     yield from _check_rewards(config.worker.reward)
     for path in trainer.plugins:
-        yield from _fault(require_file, "trainer.plugins", path)
-    yield from _fault(require_folder, "data.image_dir", data.image_dir)
+        yield from _faults_of(require_file, "trainer.plugins", path)
+    yield from _faults_of(require_folder, "data.image_dir", data.image_dir)
     if trainer.load_checkpoint_path is not None:
-        yield from _fault(_check_checkpoint, "trainer.load_checkpoint_path", trainer.load_checkpoint_path)
+        yield from _faults_of(_check_checkpoint, "trainer.load_checkpoint_path", trainer.load_checkpoint_path)
 
 
 def _check_checkpoint(key: str, path: str) -> None:
@@ -316,9 +307,9 @@ def _check_rewards(reward: RewardConfig) -> Iterator[str]:
     key = "worker.reward.reward_function"
     functions = reward.reward_functions
     for name in functions:
-        yield from _fault(_require_function, key, name)
+        yield from _faults_of(_require_function, key, name)
     if reward.answer_function is not None:
-        yield from _fault(_require_function, "worker.reward.answer_function", reward.answer_function)
+        yield from _faults_of(_require_function, "worker.reward.answer_function", reward.answer_function)
     if reward.reward_weights is not None and len(reward.reward_weights) != len(functions):
         yield (
             f"worker.reward.reward_weights={reward.reward_weights} has {len(reward.reward_weights)} entries, and {key} names "

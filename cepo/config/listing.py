@@ -14,7 +14,7 @@ from cepo.algorithms import available_estimators, estimator_class
 from cepo.algorithms.registry import own_fields
 from cepo.config.schema import RunSettings
 from cepo.errors import ConfigError, did_you_mean
-from cepo.sections.messages import accepted_range, accepted_type, leaves_of
+from cepo.sections.messages import accepted_range, accepted_type, leaves_of, written
 from cepo.sections.reader import default_tree
 
 REQUIRED = object()
@@ -93,11 +93,3 @@ def settings_in_words(name: str) -> str:
         paragraphs.append(f"{setting.key}={setting.written_default or '(required)'}")
         paragraphs.append(textwrap.indent(text, "    "))
     return "\n".join(paragraphs)
-
-
-def written(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -13,12 +13,12 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.registry import path_of, presets_of
-from cepo.config.easyr1 import EASYR1_KEYS, is_explained, report_engine_keys, without_engine_keys
+from cepo.config.easyr1 import report_engine_keys, without_engine_keys
 from cepo.config.other_programs import translation_of
 from cepo.config.paths import located
-from cepo.config.schema import AlgorithmConfig, RunConfig, RunSettings, TrainerConfig
+from cepo.config.schema import RunConfig, RunSettings, TrainerConfig
 from cepo.config.sources import Origins, Source, read_arguments
-from cepo.config.unknown_keys import UnknownKeysError, require_known_keys, what_to_write
+from cepo.config.unknown_keys import require_known_keys, what_to_write
 from cepo.config.worker_schema import WorkerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.files.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts
@@ -27,7 +27,7 @@ from cepo.losses.registry import SHARED as SHARED_BY_LOSSES
 from cepo.losses.registry import loss_presets_of, own_loss_fields
 from cepo.losses.registry import section_of as loss_section
 from cepo.sections.fields import fields_of
-from cepo.sections.reader import SectionError, default_tree, merged_trees, read_section
+from cepo.sections.reader import default_tree, merged_trees
 from cepo.terminal import interrupts
 
 logger = logging.getLogger(__name__)
@@ -69,11 +69,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     with interrupts.loading():
         _load_plugins(merged, origins)
     presets = _presets(merged, origins)
-    try:
-        require_known_keys(merged, origins, accepted=EASYR1_KEYS, is_explained=is_explained)
-    except UnknownKeysError as error:
-        faults = _faults_of_values(_without_keys(merged, error.keys), origins)
-        raise ConfigError("\n".join([str(error), *faults])) from None
+    require_known_keys(merged, origins)
     if presets:
         merged = _merged(sources, merged_trees(defaults, presets))
     resolved = _resolved(merged, origins)
@@ -139,39 +135,6 @@ def _set_with_method(sources: Sequence[Source], defaults: Tree, origins: Origins
     return found
 
 
-def _faults_of_values(merged: Tree, origins: Origins) -> list[str]:
-    """Returns what is wrong with values that a source sets, for an error that has another cause too.
-
-    Missing values are left out: the unknown key may be the misspelt name of what is missing.
-    """
-    try:
-        tree, _ = without_engine_keys(_resolved(merged, origins), origins)
-        algorithm = {key: value for key, value in tree["algorithm"].items() if key in fields_of(AlgorithmConfig)}
-        read_section(RunSettings, tree | {"algorithm": algorithm}, texts=origins.arguments)
-    except SectionError as error:
-        set_faults = [fault for fault in error.faults if fault.key.split("[")[0] in origins.places]
-        return [str(origins.error(fault.key, fault.message)) for fault in set_faults]
-    except ConfigError:
-        return []
-    return []
-
-
-def _without_keys(tree: Fields, keys: Collection[str], path: str = "") -> Tree:
-    """Returns nested data without what stands at these dotted keys, and without sections that have nothing else."""
-    result: Tree = {}
-    for name, value in tree.items():
-        key = f"{path}{name}"
-        if key in keys:
-            continue
-        if not is_mapping(value):
-            result[name] = value
-            continue
-        section = _without_keys(value, keys, f"{key}.")
-        if section or not value:
-            result[name] = section
-    return result
-
-
 def _fit_optimizer_batch(tree: Tree, origins: Origins) -> None:
     """Lowers `worker.actor.global_batch_size` to `data.rollout_batch_size` where the user has chosen only the latter.
 
@@ -197,14 +160,14 @@ def _fit_optimizer_batch(tree: Tree, origins: Origins) -> None:
 def _presets(merged: Tree, origins: Origins) -> Tree:
     """Returns the defaults of the chosen method and of the chosen policy loss, in their sections."""
     presets: Tree = {}
-    method = str(_selected(merged, ("algorithm", "adv_estimator"), origins))
+    method = str(_selected(merged, "algorithm.adv_estimator", origins))
     try:
         of_method = presets_of(method)
     except ConfigError as error:
         raise _unknown_name("algorithm.adv_estimator", method, error, origins) from None
     if of_method:
         presets["algorithm"] = of_method
-    loss = str(_selected(merged, ("worker", "actor", "loss_type"), origins))
+    loss = str(_selected(merged, "worker.actor.loss_type", origins))
     try:
         of_loss = loss_presets_of(loss)
     except ConfigError as error:
@@ -321,15 +284,9 @@ def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
     return origins.error(key, f"{key}: the reference cannot be resolved: {first_line}.")
 
 
-def _selected(merged: Tree, path: _Keys, origins: Origins) -> Any:
-    # Most values refer to nothing; wrapping all settings for them would take half of the time of loading.
-    value: Any = merged
-    for key in path:
-        value = value[key] if is_dict(value) else "???"  # a whole section may be a reference
-    if not any("${" in text or text == "???" for text in texts_of(value)):
-        return value
+def _selected(merged: Tree, key: str, origins: Origins) -> Any:
     try:
-        value = OmegaConf.select(OmegaConf.create(merged), ".".join(path))
+        value = OmegaConf.select(OmegaConf.create(merged), key)
         return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
@@ -338,7 +295,7 @@ def _selected(merged: Tree, path: _Keys, origins: Origins) -> Any:
 def _load_plugins(merged: Tree, origins: Origins) -> None:
     """Imports the files of `trainer.plugins`, so that the methods and losses they register are known."""
     key = "trainer.plugins"
-    value = _selected(merged, ("trainer", "plugins"), origins)
+    value = _selected(merged, key, origins)
     for path in origins.read(TrainerConfig, {"plugins": value}, path="trainer").plugins:
         try:
             if not load_plugin(path):

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from cepo.config.paths import HUB_NAME, MICROGEO_DATA, MICROGEO_MODELS, find_path, near_path, searched, split_source
-from cepo.errors import ConfigError, ForeignFileError, did_you_mean
+from cepo.errors import ConfigError, ForeignFileError
 from cepo.files.safe_files import read_text
 from cepo.run_folder.layout import last_checkpoint
 
 _HUB_ADDRESS = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?:datasets/|models/)?(?P<name>[\w.-]+/[\w.-]+)"
 )
-_OTHER_SPLITS: Mapping[str, str] = dict.fromkeys(("dev", "eval", "test", "testmini", "val"), "validation")
-"""What other data sets call the problems that are not trained on."""
 _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".tsv", ".arrow")
 
 
@@ -56,9 +52,7 @@ def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
     if not name.startswith("microgeo:"):
         return False
     if name not in known:
-        other_split = f"microgeo:{_OTHER_SPLITS.get(name.removeprefix('microgeo:'))}"
-        near = f" Did you mean '{other_split}'?" if other_split in known else did_you_mean(name, known)
-        raise ConfigError(f"{key}={name}: unknown part of the built-in toy task.{near} Known: {', '.join(known)}.")
+        raise ConfigError(f"{key}={name}: unknown part of the built-in toy task. Known: {', '.join(known)}.")
     return True
 
 
@@ -76,7 +70,7 @@ def require_data(key: str, name: str) -> None:
     if find_path(path) is None and not is_hub_name:
         raise ConfigError(
             f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split)."
-            f"{near_path(path) or _with_split(name)}"
+            f"{near_path(path) or _near_hub_name(name)}"
         )
 
 
@@ -88,7 +82,7 @@ def require_model(key: str, name: str | None) -> None:
     if folder is None:
         _refuse_address(key, name)
         if not HUB_NAME.fullmatch(name):
-            near = near_path(name) or _with_organisation(name)
+            near = near_path(name) or _near_hub_name(name)
             raise ConfigError(
                 f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).{near}"
             )
@@ -117,24 +111,11 @@ def _refuse_address(key: str, name: str) -> None:
         raise ConfigError(f"{key}={name} is an address; write the hub name, {key}={address['name']}.")
 
 
-def _with_split(name: str) -> str:
+def _near_hub_name(name: str) -> str:
     """Returns " Did you mean 'ORG/NAME@SPLIT'?" for a hub name with another mark before its split, or a slash behind it."""
     spelled = name.rstrip("/").replace(":", "@")
     path, _, _ = spelled.partition("@")
     return f" Did you mean '{spelled}'?" if spelled != name and HUB_NAME.fullmatch(path) else ""
-
-
-def _with_organisation(name: str) -> str:
-    """Returns " Did you mean 'ORG/NAME'?" for a model's name without its organisation, or with a slash behind it."""
-    without_slash = name.rstrip("/")
-    if without_slash != name and HUB_NAME.fullmatch(without_slash):
-        return f" Did you mean '{without_slash}'?"
-    table = Path(__file__).with_name("hub_organisations.yaml")
-    organisations: Mapping[str, str] = yaml.safe_load(table.read_text(encoding="utf-8"))
-    for beginning, organisation in organisations.items():
-        if "/" not in name and name.casefold().startswith(beginning):
-            return f" Did you mean '{organisation}/{name}'?"
-    return ""
 
 
 def require_weights(model_path: str) -> None:

@@ -17,8 +17,6 @@ SHIPPED_FOLDER = _IN_WHEEL if _IN_WHEEL.is_dir() else PACKAGE_FOLDER.parent
 """The folder with `configs/`, `examples/` and `scripts/`: inside an installed wheel, else the checkout."""
 MICROGEO_MODELS = ("microgeo:model",)
 MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
-_MOST_COMMAS = 7
-"""The most commas in one path; more would cost a look at the disk for each pair of names in a long list."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 # Folders whose files can be named by relative paths from any working directory, and what lies around them.
@@ -99,59 +97,27 @@ def split_source(name: str) -> tuple[str, str | None]:
     return path, split if separator else None
 
 
-def split_sources(text: str) -> list[str]:
-    """Returns the data sets that a text names, separated by commas; a comma may also be part of a path that exists.
-
-    Of several readings, the one with the longest existing path is taken.
-    """
-    pieces = text.split(",")
-    sources: list[str] = []
-    while pieces:
-        size = 1
-        for longer in range(2, min(len(pieces), _MOST_COMMAS + 1) + 1):
-            if _is_path_of_data(",".join(pieces[:longer]).strip()):
-                size = longer
-        sources.append(",".join(pieces[:size]).strip())
-        pieces = pieces[size:]
-    return sources
-
-
-def _is_path_of_data(name: str) -> bool:
-    """Returns whether a data set's name, perhaps with the name of a benchmark and a colon before it, is a local path."""
-    sources = [name]
-    before_colon, _, after_colon = name.partition(":")
-    if after_colon and "," not in before_colon:  # otherwise the colon belongs to a later source
-        sources.append(after_colon)
-    for source in sources:
-        path, split = split_source(source)
-        if find_path(path) is not None and "," not in (split or ""):
-            return True
-    return False
-
-
 def find_config_file(path: str) -> Path | None:
     """Returns the YAML file of `config=path`, or None.
 
     It is looked up relative to the working directory, then among the shipped files, there also by its name below
     `configs/` without the ending: `geo3k/cepo`.
     """
-    shipped = SHIPPED_FOLDER / "configs"
-    for candidate in (without_user(path), SHIPPED_FOLDER / path, shipped / path, shipped / f"{path}.yaml"):
-        if _exists(candidate) and candidate.is_file():
-            return candidate
-    return None
+    return _first_file(without_user(path), SHIPPED_FOLDER / path, *_shipped_configs(path))
 
 
 def find_base_file(folder: Path, name: str) -> Path | None:
     """Returns the file that a configuration in `folder` names by its key `base`: relative to it, else a shipped one."""
-    beside = folder / name
-    if _exists(beside) and beside.is_file():
-        return beside
-    shipped = SHIPPED_FOLDER / "configs"
-    for candidate in (shipped / name, shipped / f"{name}.yaml"):
-        if _exists(candidate) and candidate.is_file():
-            return candidate
-    return None
+    return _first_file(folder / name, *_shipped_configs(name))
+
+
+def _shipped_configs(name: str) -> tuple[Path, Path]:
+    folder = SHIPPED_FOLDER / "configs"
+    return folder / name, folder / f"{name}.yaml"
+
+
+def _first_file(*candidates: Path) -> Path | None:
+    return next((path for path in candidates if _exists(path) and path.is_file()), None)
 
 
 def config_names() -> list[str]:

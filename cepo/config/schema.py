@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
-from cepo.config.paths import File, located_data, split_sources
-from cepo.config.worker_schema import WorkerConfig
-from cepo.files.trees import Fields, is_list
+from cepo.config.paths import File, located_data
+from cepo.config.worker_schema import Joined, WorkerConfig, parts_of
+from cepo.files.trees import Fields
 from cepo.sections.fields import (
     DECISIVE,
     FROM_RECORD,
@@ -34,19 +34,12 @@ def _one_line(text: str) -> str:
     return text
 
 
-def _joined_sources(value: Any) -> Any:
-    is_list_of_texts = is_list(value) and value and all(isinstance(entry, str) for entry in value)
-    return ",".join(value) if is_list_of_texts else value
-
-
 def _located_sources(text: str) -> str:
-    return ",".join(located_data(source) for source in split_sources(text))
+    return ",".join(located_data(source) for source in parts_of(text))
 
 
-Sources = Annotated[
-    str, BeforeValidator(_joined_sources, json_schema_input_type=str | list[str]), AfterValidator(_located_sources)
-]
-"""One or more data sets, separated by commas or as a list; a path that exists may have commas in it."""
+Sources = Annotated[Joined, AfterValidator(_located_sources)]
+"""One or more data sets, separated by commas or as a list."""
 OneLine = Annotated[str, AfterValidator(_one_line)]
 """A name of a folder without line ends and other control characters, which shells and YAML change."""
 
@@ -120,7 +113,7 @@ class DataConfig:
 
     @property
     def train_sources(self) -> list[str]:
-        return split_sources(self.train_files)
+        return parts_of(self.train_files)
 
 
 @section

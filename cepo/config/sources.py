@@ -197,7 +197,7 @@ def _collect_argument_keys(node: object, prefix: str, place: str, places: dict[s
             _collect_argument_keys(value, f"{prefix}{key}.", place, places)
 
 
-def read_arguments(argv: Sequence[str], explained: Callable[[str, str], str] | None = None) -> list[Source]:
+def read_arguments(argv: Sequence[str], explained: Callable[[str, str], str]) -> list[Source]:
     """Returns a command line's sources, of which later ones override: base files, the file of `config=`, arguments.
 
     `explained` is that of `settings_in`.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 
 from cepo.algorithms import available_estimators
-from cepo.config.listing import all_settings, written
+from cepo.config.easyr1 import EASYR1_KEYS, is_explained
+from cepo.config.listing import all_settings
 from cepo.config.other_programs import translation_of
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, nearest_name
 from cepo.files.trees import Fields, is_mapping, leaves
+from cepo.sections.messages import written
 
 _MOST_NAMES = 12
 _NEAR_ELSEWHERE = 0.9
@@ -20,18 +21,11 @@ _NEAR_IN_TRANSLATION = 0.75
 _LOSSES = "worker.actor.loss"
 
 
-@dataclass(frozen=True)
 class KnownKeys:
-    """The dotted keys of all settings.
+    """The dotted keys of all settings; keys of EasyR1 may be suggested too."""
 
-    Attributes:
-        accepted: keys of EasyR1, which may be suggested too.
-        is_explained: whether a key that is no setting is explained elsewhere.
-    """
-
-    settings: Sequence[str]
-    accepted: Sequence[str]
-    is_explained: Callable[[str], bool]
+    def __init__(self) -> None:
+        self.settings = [setting.key for setting in all_settings()]
 
     @cached_property
     def sections(self) -> dict[str, list[str]]:
@@ -51,7 +45,7 @@ class KnownKeys:
         """Yields the dotted keys, with their values, that are no settings, each of an unknown section."""
         for name, value in tree.items():
             key = f"{path}{name}"
-            if key in self.settings or key == _LOSSES or self.is_explained(key):
+            if key in self.settings or key == _LOSSES or is_explained(key):
                 continue
             if key in self.sections:
                 if is_mapping(value):
@@ -63,7 +57,7 @@ class KnownKeys:
 
     def _unknown_leaves(self, tree: Fields, path: str) -> Iterator[tuple[str, object]]:
         for key, value in leaves(tree, path):
-            if not self.is_explained(key):
+            if not is_explained(key):
                 yield key, value
 
     def explained(self, key: str, value: object) -> str:
@@ -101,14 +95,14 @@ class KnownKeys:
     def _exists(self, key: str) -> bool:
         """Returns whether a key is a setting, an entry of a setting that is a mapping, or a key that EasyR1 has."""
         parents = [".".join(key.split(".")[:depth]) for depth in range(2, key.count(".") + 2)]
-        return any(name in self.settings for name in parents) or key in self.accepted or self.is_explained(key)
+        return any(name in self.settings for name in parents) or key in EASYR1_KEYS or is_explained(key)
 
     def _moved(self, key: str) -> str | None:
         """Returns the shortest known key that ends as `key` does, with as many of its last names as possible."""
         parts = key.split(".")
         for start in range(len(parts)):
             ending = ".".join(parts[start:])
-            matches = [known for known in [*self.settings, *self.accepted] if f".{known}".endswith(f".{ending}")]
+            matches = [known for known in [*self.settings, *EASYR1_KEYS] if f".{known}".endswith(f".{ending}")]
             if matches:
                 return min(matches, key=len)
         return None
@@ -125,24 +119,10 @@ class KnownKeys:
 
 def what_to_write(key: str, value: str) -> str:
     """Returns what to write in place of a flag `--key value`, which may be one of another program's."""
-    from cepo.config.easyr1 import EASYR1_KEYS, is_explained
-
-    known = KnownKeys([setting.key for setting in all_settings()], list(EASYR1_KEYS), is_explained)
+    known = KnownKeys()
     if key in known.settings:
         return f"write {key}={value}"
     return known.explained(key, value)
-
-
-class UnknownKeysError(ConfigError):
-    """Keys of a configuration are no settings.
-
-    Attributes:
-        keys: those keys, dotted, in the order of their sources.
-    """
-
-    def __init__(self, message: str, keys: Sequence[str]) -> None:
-        super().__init__(message)
-        self.keys = keys
 
 
 def _joined(section: str, name: str) -> str:
@@ -154,26 +134,20 @@ def _is_misspelt(name: str, near: str) -> bool:
     return name.replace("-", "").replace("_", "").casefold() == near.replace("_", "").casefold()
 
 
-def require_known_keys(
-    tree: Fields, origins: Origins, *, accepted: Iterable[str], is_explained: Callable[[str], bool]
-) -> None:
-    """Raises `UnknownKeysError` if keys are unknown, with all of them in the order of their sources.
-
-    `accepted` and `is_explained` are those of `KnownKeys`.
-    """
-    known = KnownKeys([setting.key for setting in all_settings()], list(accepted), is_explained)
+def require_known_keys(tree: Fields, origins: Origins) -> None:
+    """Raises `ConfigError` if keys are unknown, with all of them in the order of their sources."""
+    known = KnownKeys()
     order = {key: number for number, key in enumerate(origins.places)}
     unknown = sorted(known.unknown_in(tree), key=lambda item: order.get(item[0], 0))
-    keys = [key for key, _ in unknown]
     explanations: list[str] = []
     for key, value in unknown:
         place = origins.place_of(key)
         beginning = "" if place is None else f"{place}: "
         explanations.append(f"{beginning}unknown key '{key}'. {known.explained(key, value)}")
     if len(explanations) == 1:
-        raise UnknownKeysError(explanations[0], keys)
+        raise ConfigError(explanations[0])
     if explanations:
         listed = "".join(f"\n  {explanation}" for explanation in explanations)
-        raise UnknownKeysError(
-            f"{len(explanations)} keys are unknown:{listed}\nIn a file, a.b.c=value is written as nested keys.", keys
+        raise ConfigError(
+            f"{len(explanations)} keys are unknown:{listed}\nIn a file, a.b.c=value is written as nested keys."
         )

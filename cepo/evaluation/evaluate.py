@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig
 from cepo.config.path_checks import check_model_and_data
-from cepo.config.paths import located_data, split_sources
+from cepo.config.paths import located_data
+from cepo.config.worker_schema import parts_of
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 from cepo.evaluation.benchmark_names import NamedSource, named_source
@@ -78,7 +79,7 @@ def make_plan(options: Mapping[str, str], config: RunConfig, actor: Path | None,
     override = config.worker.rollout.val_override_config
     if override.get("temperature") == 0 and override.get("n", config.worker.rollout.n) > 1:
         raise ConfigError("temperature=0 samples the same response n times; set n=1")
-    written_sources = split_sources(options.get("data") or config.data.val_files or "")
+    written_sources = parts_of(options.get("data") or config.data.val_files or "")
     sources = [named_source(source) for source in written_sources if source.strip()]
     if not sources:
         raise ConfigError("there is nothing to evaluate on: give data=SOURCE; data.val_files is null")

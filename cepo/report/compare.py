@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cepo.errors import DataError
 from cepo.report.charts import HELD_OUT, chart_sections, planned_charts, series_of, words
-from cepo.report.comparison_sentence import cautions_of, headline_of, notes_of
+from cepo.report.comparison_sentence import cautions_of, headline_of, notes_of, unit_of_errors
 from cepo.report.drawing import Chart, Series
 from cepo.report.html_page import Section, Table, table_of_scores, write_page
 from cepo.report.recorded_run import COUNTS, UNKNOWN_ESTIMATOR, RunData, load_run
@@ -58,7 +58,10 @@ class Comparison:
         """Returns accuracies in percent, differences from the first setting, and times."""
         temperatures = sorted({str(run.temperature) for run in self._runs()})
         return ScoreTable(
-            title=f"Held-out accuracy in % at temperature {', '.join(temperatures)} and greedy, ± standard error",
+            title=(
+                f"Held-out accuracy in % at temperature {', '.join(temperatures)} and greedy, ± standard error over "
+                f"{unit_of_errors(self.settings)}"
+            ),
             columns=_COLUMNS,
             rows=[TableRow(name=setting.label, cells=self._cells(setting)) for setting in self.settings],
             notes=[self.headline, *self.cautions, *self.notes],

@@ -105,14 +105,26 @@ def cautions_of(settings: Sequence[Setting], differing: Mapping[str, Sequence[st
     for setting in settings:
         if len({seeds_of(run) for run in setting.runs}) < len(setting.runs):
             yield f"Some runs of {setting.label} have the same seeds: they are not independent."
-    if len(settings) > 1 and all(len(setting.runs) == 1 for setting in settings):
+    repeated = [len(setting.runs) > 1 for setting in settings]
+    if any(repeated) and not all(repeated):
+        single = next(setting.label for setting in settings if len(setting.runs) == 1)
+        yield f"{single} has one run: its error is over problems, that of repeated settings over runs; they are not comparable."
+    elif len(settings) > 1 and not any(repeated):
         yield "Each setting has one run: intervals cover the sampling of responses, not what another seed would change."
+
+
+def unit_of_errors(settings: Sequence[Setting]) -> str:
+    """Names what the standard errors of accuracies are over: runs, or of single runs (by Wilson) their problems."""
+    numbers = {min(len(setting.runs), 2) for setting in settings}
+    if len(numbers) > 1:
+        return "runs, or of a single run over problems"
+    return "problems" if numbers == {1} else "runs"
 
 
 def notes_of(settings: Sequence[Setting]) -> Iterator[str]:
     """Yields how the numbers of the table were computed."""
     first, *others = settings
-    yield "Errors are standard errors over runs, and of a single run Wilson's over its samples; seconds are medians over steps."
+    yield "Seconds are medians over steps."
     if not others:
         return
     yield (

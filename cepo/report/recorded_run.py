@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from cepo.config.listing import written
 from cepo.config.record import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
@@ -19,6 +18,7 @@ from cepo.files.trees import Tree
 from cepo.report.score_tables import Cell
 from cepo.run_folder.layout import CONFIG_FILE, checkpoint_folders
 from cepo.run_folder.records import MetricsRow, read_generations, read_metrics
+from cepo.sections.messages import written
 
 if TYPE_CHECKING:
     import pandas

@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from cepo.errors import ForeignFileError
+from cepo.errors import ForeignFileError, unusable_place
 from cepo.files.safe_files import private_folder, read_bytes
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def remember_own_record(text: str) -> None:
         logger.warning(
             "this run is not noted as yours (%s): cepo evaluate, credit and merge will treat it as a stranger's, and ask for "
             "its model and data",
-            error,
+            unusable_place(error) or error,
         )
 
 

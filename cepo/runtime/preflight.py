@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig, check_config
-from cepo.config.listing import written
 from cepo.config.path_checks import require_weights
 from cepo.config.schema import TrainerConfig
 from cepo.config.worker_schema import ActorConfig
@@ -23,6 +22,7 @@ from cepo.hardware import device_in_words, num_processors, require_devices, requ
 from cepo.run_folder.environment import read_environment
 from cepo.run_folder.sinks.tracker import check_sinks
 from cepo.runtime.network import why_no_answer
+from cepo.sections.messages import written
 from cepo.terminal import interrupts
 from cepo.terminal.progress import phase
 

@@ -107,38 +107,32 @@ def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
 
 
 @dataclass(frozen=True)
-class Decisive:
-    """Marks, within `Annotated`, whether a setting decides what is trained; a section's mark holds for its settings."""
+class Mark:
+    """Marks, within `Annotated`, whether a setting has a property; a section's mark holds for its settings."""
 
+    name: Literal["decisive", "from_record"]
     value: bool
 
 
-DECISIVE = Decisive(True)
-NOT_DECISIVE = Decisive(False)
-
-
-@dataclass(frozen=True)
-class FromRecord:
-    """Marks, within `Annotated`, whether the record of a stranger's run may decide a setting; otherwise as `Decisive`."""
-
-    value: bool
-
-
-FROM_RECORD = FromRecord(True)
-NOT_FROM_RECORD = FromRecord(False)
+DECISIVE = Mark("decisive", True)
+NOT_DECISIVE = Mark("decisive", False)
+"""Whether a setting decides what is trained."""
+FROM_RECORD = Mark("from_record", True)
+NOT_FROM_RECORD = Mark("from_record", False)
+"""Whether the record of a stranger's run may decide a setting."""
 
 
 def is_decisive(kind: type[Any], key: str) -> bool:
     """Returns whether the section `kind` marks the dotted `key` as decisive; without any mark it is."""
-    return _mark_of(kind, key, Decisive, unmarked=True)
+    return _mark_of(kind, key, "decisive", unmarked=True)
 
 
 def may_come_from_record(kind: type[Any], key: str) -> bool:
     """Returns whether the section `kind` lets the record of a stranger's run decide the dotted `key`; without a mark not."""
-    return _mark_of(kind, key, FromRecord, unmarked=False)
+    return _mark_of(kind, key, "from_record", unmarked=False)
 
 
-def _mark_of(kind: type[Any], key: str, mark: type[Decisive | FromRecord], *, unmarked: bool) -> bool:
+def _mark_of(kind: type[Any], key: str, mark: str, *, unmarked: bool) -> bool:
     """Returns the value of the innermost mark of a kind on the way to a setting."""
     marked = unmarked
     for name in key.split("."):
@@ -146,7 +140,7 @@ def _mark_of(kind: type[Any], key: str, mark: type[Decisive | FromRecord], *, un
             break
         field = fields_of(kind)[name]
         for entry in field.metadata:
-            if isinstance(entry, mark):
+            if isinstance(entry, Mark) and entry.name == mark:
                 marked = entry.value
         kind = cast("type[Any]", field.annotation)
     return marked

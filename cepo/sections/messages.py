@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from pydantic_core import ErrorDetails
 
@@ -14,7 +14,8 @@ _PLAIN_TYPES = {"integer": "an integer", "number": "a number", "boolean": "true 
 _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 _OUT_OF_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
-_WRONG_LENGTH = ("too_short", "too_long")
+_WORDED = ("value_error", "assertion_error", "too_short", "too_long")
+"""The kinds whose message by pydantic, or by our own validator, says enough."""
 
 
 class Fault(NamedTuple):
@@ -70,12 +71,8 @@ class Wording:
             return Fault(0, self.key([*steps, name]), self._unknown(name, key, node))
         if kind in ("missing", "missing_argument"):
             return Fault(2, key, f"{key} is required and not set. {node.get('description', '')}".strip())
-        if kind in ("value_error", "assertion_error"):
+        if kind in _WORDED:
             message = f"{key}: {error.get('ctx', {}).get('error', error['msg'])}"
-        elif kind in ("dataclass_type", "dataclass_exact_type", "model_type"):
-            message = f"{key} must be a section with keys, got {shown(value)}."
-        elif kind in _WRONG_LENGTH:
-            message = f"{key} must have {_main(node).get('minItems')} entries, got {len(value)}: {value}."
         elif kind in _OUT_OF_BOUNDS:
             message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown(value)}."
         else:
@@ -169,17 +166,13 @@ def accepted_range(node: Tree) -> str:
     return "".join(values_for_off) + " and ".join(bounds)
 
 
-def shown(value: Any) -> str:
-    """Formats a value for an error message, with its type if the bare value could mislead."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return f"the text {value!r}"
-    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to print thousands of digits
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, Mapping):
-        keys = ", ".join(map(str, cast("Tree", value)))
-        return f"a mapping with the keys {keys or '(none)'}"
-    if isinstance(value, list):
-        return f"the list {value!r}"
-    return repr(value)
+def shown(value: object) -> str:
+    """Formats a value for an error message, a text with its type."""
+    return f"the text {value!r}" if isinstance(value, str) else written(value)
+
+
+def written(value: object) -> str:
+    """Formats a value as a command line has it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

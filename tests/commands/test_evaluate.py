@@ -118,7 +118,7 @@ def test_the_same_command_gives_the_same_responses(
     assert [row["response"] for row in lines(tmp_path / "again")] == [row["response"] for row in lines(evaluation)]
     assert main(["evaluate", *again, "out=again"]) == 2
     assert "--out again is not empty" in capsys.readouterr().err
-    assert main(["evaluate", f"compare={evaluation},again"]) == 0
+    assert main(["compare", str(evaluation), "again"]) == 0
     assert "+0.0 ± 0.0" in capsys.readouterr().out
 
 

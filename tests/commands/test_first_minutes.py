@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from cepo.files.own_cache import own_folder
 from cepo.report.page import open_run
 from cepo.rewards.contract import ContractError, load_reward
 from cepo.run_folder.layout import run_folder_of
+from cepo.run_folder.own_records import remember_own_record
 from cepo.run_folder.sinks.base import RunDescription
 from cepo.run_folder.sinks.tracker import build_tracker
 from cepo.runtime.preflight import check_devices, require_one_process, require_writable
@@ -156,7 +158,6 @@ def test_several_machines_without_a_cluster_are_refused_early() -> None:
 @pytest.mark.parametrize(
     ("setting", "advice"),
     [
-        ("worker.actor.model.model_path=Qwen2.5-VL-3B-Instruct", "Did you mean 'Qwen/Qwen2.5-VL-3B-Instruct'?"),
         (
             "worker.actor.model.model_path=https://huggingface.co/Qwen/Qwen3-VL-2B/tree/main",
             "model_path=Qwen/Qwen3-VL-2B.",
@@ -230,3 +231,17 @@ def test_a_named_python_without_the_package_is_refused(tmp_path: Path) -> None:
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 1
     assert "has no click omegaconf pydantic torch transformers. Install them:" in ended.stderr
+
+
+def test_a_home_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A home below a file is one for every user; the run goes on, and is not noted as the user's own."""
+    (tmp_path / "file").write_text("")
+    home = tmp_path / "file" / "home"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    remember_own_record("trainer:\n  seed: 1\n")
+    assert f"nothing can be written in the home folder {home} (Not a directory). Set HOME to" in caplog.text
+    elsewhere = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "run"))
+    assert "trainer.save_checkpoint_path for the run" in (unusable_place(elsewhere) or "")

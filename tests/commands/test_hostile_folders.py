@@ -342,7 +342,7 @@ def test_a_comparison_refuses_a_hostile_evaluation(
 def test_a_benchmark_named_in_markup_is_compared(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (evaluated(tmp_path / name) / "generations.jsonl").write_text(json.dumps(ROW | {"benchmark": "[/]"}) + "\n")
-    assert main(["evaluate", f"compare={tmp_path / 'first'},{tmp_path / 'second'}"]) == 0
+    assert main(["compare", str(tmp_path / "first"), str(tmp_path / "second")]) == 0
 
 
 EVALUATED = irregular("config.yaml") | {

@@ -41,7 +41,6 @@ MISTAKES = {
     ),
     "a mapping without a blank behind its colon": "train {run} worker.rollout.val_override_config={n:2}",
     "help for an unknown section": "help worker.rolout",
-    "completion for an unknown shell": "completion bsh",
     "a report of a missing run folder": "report {folder}/nowhere",
     "a report of a file": "report {folder}/good.jsonl",
     "a report of a folder of runs": "report {folder}",
@@ -61,8 +60,7 @@ MISTAKES = {
     "no response per problem": "evaluate config={base} n=0",
     "an unknown protocol": "evaluate protocol=papers",
     "an unclear dry run": "evaluate config={base} dry_run=ture",
-    "a comparison of one evaluation": "evaluate compare=one",
-    "a comparison of folders without evaluations": "evaluate compare=one,two",
+    "a comparison of folders without evaluations": "compare one two",
     "TRL's name of a setting": "train {run} --num_generations 8",
     "several names of TRL": "train {run} --learning_rate 1e-6 --report_to wandb --save_steps 20",
     "TRL's name inside a section": "train {run} trainer.resume_from_checkpoint=out/checkpoint-5",
@@ -86,7 +84,6 @@ MISTAKES = {
         "train {run} worker.actor.global_batch_size=3 algorithm.adv_estimator=gae worker.critic.global_batch_size=8 "
         "data.override_chat_template={folder}/chat.jinja"
     ),
-    "an unknown key beside a wrong value": "train {run} data.rollout_batchsize=4 worker.rollout.n=four",
     "a misspelt tracker": "train {run} trainer.logger=[wandbb]",
     "a missing checkpoint folder": "train {run} trainer.load_checkpoint_path={folder}/no",
     "a run folder as its checkpoint": "train {run} trainer.load_checkpoint_path={folder}/trained",

@@ -8,8 +8,12 @@ from cepo.config.arguments import settings_in
 from cepo.errors import ConfigError
 
 
+def write(key: str, value: str) -> str:
+    return f"write {key}={value}"
+
+
 def test_settings_are_keys_with_values() -> None:
-    assert settings_in(["config=base.yaml", "a.b=1", "a.c=true"]) == ["config=base.yaml", "a.b=1", "a.c=true"]
+    assert settings_in(["config=base.yaml", "a.b=1", "a.c=true"], write) == ["config=base.yaml", "a.b=1", "a.c=true"]
 
 
 @pytest.mark.parametrize(
@@ -18,13 +22,11 @@ def test_settings_are_keys_with_values() -> None:
         (["trainer.logger=[console,", "wandb]"], "'trainer.logger=[console, wandb]'"),
         (["k={n:", "2}"], "'k={n: 2}'"),
         (["k={a:", "[1,", "2]}", "x=1"], "'k={a: [1, 2]}'"),
-        (["override_config=n:2", "override_config=t:0"], "'override_config={n: 2, t: 0}'"),
         (["a.b", "=", "3"], "a.b=3"),
         (["a.b=", "3"], "a.b=3"),
         (["a.b", "3"], "Did you mean 'a.b=3'?"),
         (["a.b:3"], "Did you mean 'a.b=3'?"),
         (["a.b:", "3"], "Did you mean 'a.b=3'?"),
-        (["~a.b"], "cannot be removed"),
         (["+a.b=1"], "Did you mean 'a.b=1'?"),
         (["base.yaml"], "Did you mean 'config=base.yaml'?"),
         (["--config", "base.yaml"], "write config=base.yaml"),
@@ -36,14 +38,14 @@ def test_settings_are_keys_with_values() -> None:
 )
 def test_what_a_shell_split_is_written_whole(words: list[str], advice: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        settings_in(words)
+        settings_in(words, write)
     assert advice in str(raised.value)
 
 
 def test_a_repeated_source_is_no_expanded_mapping() -> None:
     words = ["data.train_files=microgeo:train", "data.train_files=microgeo:validation"]
-    assert settings_in(words) == words
+    assert settings_in(words, write) == words
 
 
 def test_an_unclosed_bracket_alone_is_left_to_yaml() -> None:
-    assert settings_in(["a=[1", "b=2"]) == ["a=[1", "b=2"]
+    assert settings_in(["a=[1", "b=2"], write) == ["a=[1", "b=2"]

@@ -105,19 +105,6 @@ def test_a_foreign_name_leads_to_ours_at_every_level(argument: str, advice: str)
     assert advice in message_of([*REQUIRED, argument])
 
 
-def test_wrong_values_are_listed_beside_unknown_keys(tmp_path: Path) -> None:
-    """Three keys are unknown, of which one has a dot; of the known ones two values are wrong, and none is missing."""
-    text = (
-        "a.b: 1\ndata:\n  rollout_batchsize: 4\nalgorithm:\n  lam: three\n  cepo:\n    x: 3\ntrainer:\n  logger: [x]\n"
-    )
-    message = message_of([write(tmp_path, "own.yaml", text)])
-    lines = message.splitlines()
-    assert lines[0] == "3 keys are unknown:"
-    assert "line 5: algorithm.lam must be a number, got the text 'three'." in lines[5]
-    assert "line 9: trainer.logger[0] must be one of" in lines[6]
-    assert len(lines) == 7
-
-
 @pytest.mark.parametrize("flag", [("--num_generations=8",), ("--num_generations", "8"), ("--num-generations", "8")])
 def test_a_flag_of_another_program_costs_no_second_try(flag: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"This is a name of TRL and transformers; write worker\.rollout\.n=8$"):

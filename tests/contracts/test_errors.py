@@ -17,8 +17,6 @@ from datasets import Dataset
 import cepo
 from cepo.config import check_config
 from cepo.config.schema import DataConfig, TrainerConfig
-from cepo.config.sources import Origins
-from cepo.config.unknown_keys import UnknownKeysError, require_known_keys
 from cepo.data.dataset import ProblemSet
 from cepo.data.row_settings import ProblemRules
 from cepo.errors import (
@@ -106,10 +104,6 @@ CASES: dict[type[CepoError], tuple[Callable[[Path], object], list[str]]] = {
     ConfigError: (
         lambda _: check_config(load("data.rollout_batch_size=4", "worker.actor.global_batch_size=3")),
         ["worker.actor.global_batch_size", "=3", "Set global_batch_size to a divisor of 4: 1, 2, 4"],
-    ),
-    UnknownKeysError: (
-        lambda _: require_known_keys({"seed": 1}, Origins(), accepted=(), is_explained=lambda _: False),
-        ["unknown key 'seed'", "write trainer.seed=1"],
     ),
     SectionError: (
         lambda _: read_section(DataConfig, {"train_files": "rows.jsonl", "seed": -1}, path="data"),

@@ -12,7 +12,7 @@ import yaml
 
 from cepo.config.loader import load_config
 from cepo.config.path_checks import require_data
-from cepo.config.paths import located_data, split_source, split_sources
+from cepo.config.paths import located_data, split_source
 from cepo.data.tables import read_source
 from cepo.errors import ConfigError, DataError
 
@@ -47,28 +47,8 @@ def test_a_name_is_the_file_of_that_name_and_no_other(tmp_path: Path, name: str)
         assert located_data(spelled) == spelled
 
 
-@pytest.mark.parametrize(
-    ("text", "sources"),
-    [
-        ("a,b.jsonl", ["a,b.jsonl"]),
-        ("c.jsonl,a,b.jsonl@train[:1], d, 1/t.jsonl", ["c.jsonl", "a,b.jsonl@train[:1]", "d, 1/t.jsonl"]),
-        ("c.jsonl, org/name@x,missing,c.jsonl", ["c.jsonl", "org/name@x", "missing", "c.jsonl"]),
-        ("mathvista:a,b.jsonl,c.jsonl", ["mathvista:a,b.jsonl", "c.jsonl"]),
-        ("c.jsonl,mathvista:c.jsonl,MathVerse:a,b.jsonl", ["c.jsonl", "mathvista:c.jsonl", "MathVerse:a,b.jsonl"]),
-        ("c.jsonl,", ["c.jsonl", ""]),
-    ],
-)
-def test_a_comma_in_a_path_that_exists_separates_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sources: list[str]
-) -> None:
-    make(tmp_path, "a,b.jsonl", "c.jsonl", "d, 1/t.jsonl")
-    monkeypatch.chdir(tmp_path)
-    assert split_sources(text) == sources
-
-
-def test_a_list_of_sources_may_have_names_with_commas(tmp_path: Path) -> None:
-    make(tmp_path, "a,b.jsonl", "c.jsonl")
-    names = [str(tmp_path / "a,b.jsonl"), str(tmp_path / "c.jsonl")]
+def test_a_list_of_sources_is_that_of_their_names() -> None:
+    names = ["microgeo:train", "microgeo:validation"]
     config = load_config(["config=configs/microgeo/base.yaml", f"data.train_files={json.dumps(names)}"])
     assert config.data.train_sources == names
 

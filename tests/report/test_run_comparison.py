@@ -59,6 +59,8 @@ def test_three_seeds_of_40_50_60_percent_have_error_6_points(tmp_path: Path) -> 
     assert grpo.cells["overhead %"] == figure(50.0)
     assert grpo.cells["hours"] == figure(6 / 3600)
     assert any("grpo has no seed in common with cepo" in note for note in table.notes)
+    assert table.title.endswith("± standard error over runs, or of a single run over problems")
+    assert any(note.startswith("grpo has one run: its error is over problems") for note in table.notes)
     markdown = table.markdown()
     assert "| cepo | 3 | 20 | 30.00 ± 0.00 | **50.00** ± 5.77 | – | – | 2.00 ± 0.00 | – | 0.00 ± 0.00 |" in markdown
     assert "| grpo | 1 | 20 | 30.00 ± 4.56 | 40.00 ± 4.88 | – | -10.00 ± 7.56 | 3.00 | +50.0 | 0.00 |" in markdown
@@ -70,6 +72,7 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     second = [method_run(tmp_path / f"c{k}", "cepo", k, (0.3, 0.42 + 0.11 * k)) for k in (2, 0, 1)]
     (_, difference) = cells([*first, *second], "difference")
     assert difference == figure(3.0, 1 / math.sqrt(3))
+    assert compare_runs([*first, *second]).table().title.endswith("± standard error over runs")
 
 
 def test_a_single_pair_has_the_error_of_independent_samples(tmp_path: Path) -> None:
@@ -111,6 +114,7 @@ def test_a_verdict_over_single_runs_says_what_it_leaves_out(tmp_path: Path) -> N
         "cepo and grpo cannot be told apart: +10.0 points (95 % interval -3.7 to +23.7)"
     )
     assert comparison.cautions[-1].startswith("Each setting has one run: intervals cover the sampling of responses")
+    assert comparison.table().title.endswith("± standard error over problems")
     uncounted = [
         write_run(
             tmp_path / f"u-{name}", [(1, {"val/accuracy": value})], config=f"algorithm:\n  adv_estimator: {name}\n"

@@ -25,8 +25,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import cepo
-from cepo.config.easyr1 import EASYR1_KEYS
-from cepo.config.listing import settings_of, written
+from cepo.config.easyr1 import EASYR1_KEYS, engine_key_of
+from cepo.config.listing import settings_of
+from cepo.sections.messages import written
 from scripts.audit import verdict
 from scripts.constraints import FILES, pins_in
 
@@ -209,13 +210,15 @@ def test_the_generated_pages_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_easyr1_page_has_a_row_for_each_key_that_differs() -> None:
-    """A key without a row is a setting here, with EasyR1's default."""
+    """A key without a row is a setting here, with EasyR1's default, or stands with the reason why it has no effect."""
     page = (REPOSITORY / "docs" / "from-easyr1.md").read_text(encoding="utf-8").partition("## Keys that differ")[2]
     rows = re.findall(r"^\| `([a-z_.0-9]+)` \|", page, flags=re.MULTILINE)
     assert rows == [name for name in EASYR1_KEYS if name in rows]
     ours = {setting.key: setting.default for setting in settings_of()}
     for name, key in EASYR1_KEYS.items():
-        if name not in rows:
+        if engine_key_of(name) is not None:
+            assert f"`{name}`" in page
+        elif name not in rows:
             assert written(ours[name]) == written(key.default), name
 
 

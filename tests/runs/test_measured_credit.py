@@ -138,6 +138,7 @@ def test_an_ended_measurement_goes_on_to_the_same_results(
     capsys.readouterr()
     assert main([*credit_command, f"out={tmp_path}", "dry_run=true"]) == 0
     said = capsys.readouterr().out
+    assert re.search(r"\ntime: \d+ s\n$", said)
     assert f"{len(rows) * NUMBER:,} continuations ({len(rows)} prefixes, {NUMBER} each)" in said
     left = int(re.search(r"([\d,]+) of them are left", said)[1].replace(",", ""))  # type: ignore[index]
     assert left == (len(rows) - 5) * NUMBER

@@ -11,11 +11,11 @@ import yaml
 from pydantic import Field
 
 from cepo.algorithms import available_estimators
-from cepo.config.listing import written
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError
 from cepo.files.trees import Tree, leaves, nested
 from cepo.sections.fields import section
+from cepo.sections.messages import written
 from cepo.sections.reader import read_section
 
 logger = logging.getLogger(__name__)
