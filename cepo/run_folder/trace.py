@@ -22,7 +22,6 @@ import pyarrow
 import pyarrow.parquet
 
 from cepo.errors import DataError
-from cepo.files.parquet_tables import read_bounded_table
 from cepo.files.safe_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.layout import IMAGES_FOLDER, ROLLOUTS_FOLDER
@@ -189,11 +188,8 @@ class Trace:
                     _delete(file)
             used_images: set[str] = set()
             for _, file in _steps(self._files.parent):
-                column = pyarrow.parquet.read_table(
-                    file, columns=["images"], use_threads=False, pre_buffer=False
-                ).column("images")
-                for names in column.to_pylist():
-                    used_images.update(names)
+                for row in read_parquet(file, ["images"]).to_pylist():
+                    used_images.update(row["images"])
             for path in self._images.glob("*.png"):
                 if path.name not in used_images:
                     _delete(path)
@@ -264,14 +260,19 @@ def _checked_tables(run_folder: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _table(file: Path, run_folder: Path) -> Any:
-    """Reads the file of a step; raises `DataError` if it is damaged or has too many values."""
+    """Reads the file of a step; raises `DataError` if it is damaged."""
     try:
         with open_regular(file, within=run_folder) as opened:
-            return read_bounded_table(file, opened)
+            return read_parquet(opened)
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise DataError(
             f"{file} cannot be read as Parquet ({type(error).__name__}). Remove it to read the rest"
         ) from error
+
+
+def read_parquet(file: Any, columns: Sequence[str] | None = None) -> Any:
+    """Returns a table. Without Arrow's threads, some of which still ran when a process ended, which aborted it."""
+    return pyarrow.parquet.read_table(file, columns=columns, use_threads=False, pre_buffer=False)
 
 
 def _require_columns(table: Any, file: Path) -> None:
