@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cepo.data.images import listed, located
 from cepo.data.json_text import json_text, number_text
-from cepo.data.messages import Conversation, media_value, read_conversation, split_answer
-from cepo.data.written_cells import written_messages, written_values
+from cepo.data.messages import (
+    Conversation,
+    media_value,
+    read_conversation,
+    split_answer,
+    written_messages,
+    written_values,
+)
 from cepo.errors import DataError
 from cepo.files.trees import Fields, is_list, is_mapping
 from cepo.models.interface import Turn
