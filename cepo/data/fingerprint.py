@@ -8,9 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +22,7 @@ from cepo.data.tables import Rows, pyarrow
 from cepo.errors import CepoError
 from cepo.files.own_cache import digest_of
 from cepo.files.safe_files import OpenedFile, hub_folder, open_regular
-from cepo.files.trees import Tree, is_mapping
+from cepo.files.trees import Tree
 from cepo.models.processing import Processing
 
 logger = logging.getLogger(__name__)
@@ -90,10 +88,8 @@ def _processing_facts(processing: Processing) -> Any:
     files = [path for path in sorted(paths) if path.is_file() and path.suffix not in _WEIGHTS]
     within = hub_folder(folder)
     digests = {str(file.relative_to(folder)): _content_digest(file, within) for file in files}
-    reads_the_date = any("strftime_now" in template for template in _templates(processing))
-    today = date.today().isoformat() if reads_the_date else None
     settings = {name: value for name, value in arguments.items() if name != "path"}
-    return [digests, settings, today]
+    return [digests, settings]
 
 
 def _model_folder(path: str) -> Path | None:
@@ -104,12 +100,6 @@ def _model_folder(path: str) -> Path | None:
 
     config = try_to_load_from_cache(path, "config.json")
     return Path(config).parent if isinstance(config, str) else None
-
-
-def _templates(processing: Processing) -> Sequence[str]:
-    template: object = processing.tokenizer.chat_template
-    templates = template.values() if is_mapping(template) else [template]
-    return [str(text) for text in templates]
 
 
 @cache

@@ -15,13 +15,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy
 import pyarrow.feather  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]  # which makes it an attribute of pyarrow
+from numpy.typing import NDArray
 
 from cepo.data.fingerprint import file_entry, stale_rows
 from cepo.data.rows import RowMeasure, RowReader
@@ -91,42 +92,35 @@ class RowCheck:
 
 
 class RowStats:
-    """The measures of a source's rows: arrays with an entry for each row, of which those of bad rows are 0.
+    """The measures of a source's rows.
 
     Attributes:
-        lengths: (rows,) int32, the tokens of each prompt; -1 for a bad row.
-        num_images, num_videos, visual_tokens: (rows,) int32.
+        measures: for each field of `RowMeasure` an array, (rows,) int32; of bad rows, `length` is -1 and all others are 0.
         reasons: why a row is bad, by number.
     """
 
     def __init__(self, num_rows: int) -> None:
-        self.lengths = numpy.full(num_rows, _BAD, dtype=numpy.int32)
-        self.num_images = numpy.zeros(num_rows, dtype=numpy.int32)
-        self.num_videos = numpy.zeros(num_rows, dtype=numpy.int32)
-        self.visual_tokens = numpy.zeros(num_rows, dtype=numpy.int32)
+        self.measures = {field.name: numpy.zeros(num_rows, dtype=numpy.int32) for field in fields(RowMeasure)}
+        self.lengths[:] = _BAD
         self.reasons: dict[int, str] = {}
+
+    @property
+    def lengths(self) -> NDArray[numpy.int32]:
+        """The tokens of each prompt."""
+        return self.measures["length"]
 
     def __getitem__(self, number: int) -> RowMeasure:
         """Returns the measure of a row that is not bad."""
-        return RowMeasure(
-            length=int(self.lengths[number]),
-            num_images=int(self.num_images[number]),
-            num_videos=int(self.num_videos[number]),
-            visual_tokens=int(self.visual_tokens[number]),
-        )
+        return RowMeasure(**{name: int(values[number]) for name, values in self.measures.items()})
 
     def put(self, numbers: Sequence[int], checked: Any) -> None:
         """Notes what was found of rows, in place of what was found before; `checked` is a table of `COLUMNS`."""
         rows = numpy.asarray(numbers, dtype=numpy.int64)
-        self.lengths[rows] = checked.column("length").to_numpy()
-        self.num_images[rows] = checked.column("num_images").to_numpy()
-        self.num_videos[rows] = checked.column("num_videos").to_numpy()
-        self.visual_tokens[rows] = checked.column("visual_tokens").to_numpy()
-        reasons: list[str | None] = checked.column("reason").to_pylist()
-        for number, reason in zip(numbers, reasons, strict=True):
-            if reason is None:
-                self.reasons.pop(number, None)
-            else:
+        for name, values in self.measures.items():
+            values[rows] = checked.column(name).to_numpy()
+        for number, reason in zip(numbers, checked.column("reason").to_pylist(), strict=True):
+            self.reasons.pop(number, None)
+            if reason is not None:
                 self.reasons[number] = reason
 
 

@@ -1,4 +1,4 @@
-"""Holds what the settings of `data` say about rows: where their parts stand, what images may be, and which rows are used."""
+"""Holds what the settings of `data` say about rows: where their parts stand, and what images may be."""
 
 from __future__ import annotations
 
@@ -74,23 +74,4 @@ class RowRules:
             video_fps=config.video_fps,
             format_prompt=config.format_prompt,
             most_characters=max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * config.max_prompt_length),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProblemRules:
-    """How rows are read, and which of them are used; the settings of `data` have the same names."""
-
-    rows: RowRules
-    max_prompt_length: int
-    filter_overlong_prompts: bool
-    skip_bad_rows: bool
-
-    @classmethod
-    def of(cls, config: DataConfig) -> Self:
-        return cls(
-            rows=RowRules.of(config),
-            max_prompt_length=config.max_prompt_length,
-            filter_overlong_prompts=config.filter_overlong_prompts,
-            skip_bad_rows=config.skip_bad_rows,
         )

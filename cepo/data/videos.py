@@ -13,7 +13,7 @@ import numpy
 from PIL import Image
 
 from cepo.data.image_files import content_or_path, name_of
-from cepo.data.images import LARGEST_PIXELS, ImageRules, load_rgb, located, require_room, upright_rgb
+from cepo.data.images import LARGEST_PIXELS, ImageRules, load_rgb, located, require_room
 from cepo.errors import ConfigError, DataError, ForeignFileError
 from cepo.files.safe_files import size_of
 
@@ -153,11 +153,8 @@ def _length(source: str | io.BytesIO) -> tuple[int, float]:
 
 
 def _upright(frame: Any) -> Image.Image:
-    """Returns a frame in RGB, turned as the video states; transparent parts are white."""
-    if any(component.is_alpha for component in frame.format.components):
-        image = upright_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
-    else:
-        image = frame.to_image()
+    """Returns a frame in RGB, turned as the video states."""
+    image = frame.to_image()
     turn = _QUARTER_TURNS.get(round(frame.rotation))
     return image if turn is None else image.transpose(turn)
 

@@ -23,7 +23,6 @@ from isolation import own_caches
 from cepo.config.schema import DataConfig
 from cepo.data import row_check
 from cepo.data.dataset import ProblemSet
-from cepo.data.row_settings import ProblemRules
 from cepo.data.rows import RowMeasure, RowReader
 from cepo.data.tables import read_source
 from cepo.errors import ConfigError, DataError
@@ -82,7 +81,7 @@ def check(folder: Path, tiny_processing: Processing) -> Check:
         usual: dict[str, Any] = {"image_dir": str(folder), "min_pixels": None, "skip_bad_rows": True}
         usual["max_prompt_length"] = 4096
         name = source or str(folder / "train.jsonl")
-        rules = ProblemRules.of(DataConfig(train_files=name, **(usual | settings)))
+        rules = DataConfig(train_files=name, **(usual | settings))
         return ProblemSet(name, rules, processing)
 
     return checked
@@ -477,7 +476,7 @@ def test_row_70_000_is_named(tiny_processing: Processing, monkeypatch: pytest.Mo
     rows = Dataset.from_dict({"prompt": ["?"] * 100_000, "answer": [str(row) for row in range(100_000)]})
     config = DataConfig(train_files="rows.jsonl")
     with pytest.raises(DataError, match=r"rows\.jsonl, row 70000: its answer is 70000"):
-        ProblemSet("rows.jsonl", ProblemRules.of(config), tiny_processing, rows=rows)
+        ProblemSet("rows.jsonl", config, tiny_processing, rows=rows)
 
 
 PROGRAM = """
@@ -486,7 +485,6 @@ from cepo.terminal import interrupts
 from cepo.config.schema import DataConfig
 from cepo.data import row_check
 from cepo.data.dataset import ProblemSet
-from cepo.data.row_settings import ProblemRules
 from cepo.models.processing import Processing
 row_check.TRIAL_SECONDS = -1.0
 row_check.WORTHWHILE_SECONDS = 0.0
@@ -494,7 +492,7 @@ row_check._most_processes = lambda: 2
 source, model = sys.argv[1:]
 with interrupts.handled():
     try:
-        rules = ProblemRules.of(DataConfig(train_files=source, max_prompt_length=4096))
+        rules = DataConfig(train_files=source, max_prompt_length=4096)
         problems = ProblemSet(source, rules, Processing(model))
         print(problems.content())
     except KeyboardInterrupt:

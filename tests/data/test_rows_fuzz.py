@@ -23,7 +23,6 @@ from cepo.data.dataset import ProblemSet
 from cepo.data.images import load_rgb, verify_image
 from cepo.data.messages import ROLES, read_turns
 from cepo.data.prompts import ContextBuilder
-from cepo.data.row_settings import ProblemRules
 from cepo.data.sources import FORMATS
 from cepo.data.tables import read_source
 from cepo.errors import DataError
@@ -100,7 +99,7 @@ def contexts(tiny_processing: Processing) -> ContextBuilder:
 def problems_in(source: Path, processing: Processing, *, rows: Any = None, **settings: Any) -> ProblemSet:
     limits: dict[str, Any] = {"min_pixels": None, "max_pixels": 4096, "max_prompt_length": LONGEST}
     config = DataConfig(train_files=str(source), **(limits | settings))
-    return ProblemSet(str(source), ProblemRules.of(config), processing, rows=rows)
+    return ProblemSet(str(source), config, processing, rows=rows)
 
 
 def require_problems(source: Path, processing: Processing, contexts: ContextBuilder, **settings: Any) -> None:
