@@ -108,9 +108,8 @@ def folder_with(values: Iterable[object], image_dir: str | None, folders: Sequen
         if isinstance(value, dict):
             entries = cast("Tree", value)
             path = None if entries.get("bytes") else entries.get("path")
-        if not isinstance(path, str) or len(path) > _LONGEST_PATH or "\0" in path or _holds_file(path):
-            continue
-        if not os.path.isfile(Path(image_dir or "") / path):
+        is_path = isinstance(path, str) and not _holds_file(path)
+        if is_path and not os.path.isfile(os.path.join(image_dir or "", path)):
             return next((folder for folder in folders if os.path.isfile(folder / path)), None)
     return None
 

@@ -56,11 +56,6 @@ class Conversation:
     videos: list[object]
 
 
-def read_turns(messages: object) -> list[Turn]:
-    """Returns the turns of a list of messages; raises `DataError` as `read_conversation`."""
-    return read_conversation(messages).turns
-
-
 def read_conversation(messages: object) -> Conversation:
     """Reads a list of messages, `{role, content}` or LLaVA's `{from: human|gpt|system, value}`.
 
@@ -102,21 +97,16 @@ def split_answer(messages: object, key: str) -> tuple[list[object], str]:
             f"column '{key}' is both data.prompt_key and data.answer_key, so it must hold messages, of which the last is the "
             f"assistant's; it holds a {type(cast(object, messages)).__name__}"
         )
-    listed = [*cast("Sequence[object]", messages)]
-    number = len(listed) - 1
-    role, parts = _role_and_parts(listed.pop(), number)
-    if role != "assistant":
+    *earlier, last = cast("Sequence[object]", messages)
+    role, parts = _role_and_parts(last, len(earlier))
+    contents = [_part(part, len(earlier)) for part in parts]
+    texts = [str(content) for kind, content in contents if kind == "text"]
+    if role != "assistant" or len(texts) < len(parts):
         raise DataError(
             f"column '{key}' is both data.prompt_key and data.answer_key, so its last message must be the assistant's answer; "
-            f"it is the {role}'s"
+            f"it is the {role}'s. Accepted: parts of text alone"
         )
-    texts: list[str] = []
-    for part in parts:
-        kind, content = _part(part, number)
-        if kind != "text":
-            raise DataError(f"message {number}, the answer, has a part of the type {kind}; accepted: text")
-        texts.append(cast(str, content))
-    return listed, "".join(texts)
+    return earlier, "".join(texts)
 
 
 def _role_and_parts(message: object, number: int) -> tuple[str, Sequence[object]]:

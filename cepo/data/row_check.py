@@ -42,8 +42,6 @@ ROWS_TOGETHER = 16_384
 """The rows whose results are kept together: what a check that is interrupted has finished of them is found again."""
 TRIAL_SECONDS = 1.0
 """How long this process checks alone at first. A fault of all rows is found then, and a small set is checked whole."""
-WORTHWHILE_SECONDS = 2.0
-"""The time that the rows together take from which several processes check them."""
 MOST_PROCESSES = 16
 LONGEST_SILENCE_SECONDS = 60.0
 """The time without a finished task after which helping processes are ended."""
@@ -131,18 +129,13 @@ def checked_rows(check: RowCheck) -> Generator[list[tuple[Sequence[int], Any]]]:
     """
     size = len(check.rows)
     parts = [range(begin, min(begin + ROWS_TOGETHER, size)) for begin in range(0, size, ROWS_TOGETHER)]
-    processes = _most_processes()
     with Progress(f"checking {check.source}", size) as progress:
         if not parts or not _is_known(check, parts[0]):
-            begin = time.monotonic()
             results = [*_trial(check)]
             yield [(range(len(results)), pyarrow.Table.from_pylist(results, schema=COLUMNS))]
             if len(results) == size:
                 return
-            seconds_per_row = (time.monotonic() - begin) / max(1, len(results))
-            if seconds_per_row * len(parts[0]) < WORTHWHILE_SECONDS:
-                processes = 1
-        work = partial(_checked, check, processes, progress)
+        work = partial(_checked, check, _most_processes(), progress)
         for part in parts:
             yield [*_checked_part(check, part, work)]
 

@@ -31,16 +31,7 @@ class CellRules:
     @property
     def columns(self) -> dict[str, str]:
         """The columns by the names of their settings."""
-        columns = {
-            "prompt_key": self.prompt_key,
-            "answer_key": self.answer_key,
-            "solution_key": self.solution_key,
-            "image_key": self.image_key,
-            "video_key": self.video_key,
-        }
-        if self.teacher_image_key is not None:
-            columns["teacher_image_key"] = self.teacher_image_key
-        return columns
+        return {name: key for name, key in vars(self).items() if name.endswith("_key") and key is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

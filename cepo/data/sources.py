@@ -35,10 +35,10 @@ _SAVED_SPLITS = "dataset_dict.json"
 _NO_DATA = {"dataset_info.json", "dataset_infos.json", _SAVED, _SAVED_SPLITS}
 _SPLIT = re.compile(r"(?P<name>[\w.\-]+)(\[(?P<begin>-?\d+%?)?:(?P<end>-?\d+%?)?\])?")
 _PART = re.compile(
-    r"(?P<beginning>.*?)(?<!\bv)(?<!_v)([._-]?(part|shard|chunk)?[._-]?\d+([._-]of[._-](?P<total>\d+))?([._-][0-9a-f]{8,})?)?",
+    r"(?P<beginning>.*?)(?<!\bv)(?<!_v)[._-]?(part|shard|chunk)?[._-]?\d+([._-]of[._-](?P<total>\d+))?([._-][0-9a-f]{8,})?",
     re.IGNORECASE,
 )
-"""A file's name as its beginning and, for one of the parts of a whole, its number: `-00000-of-00002`, `_1`, `.part3`; the
+"""The name of one of the parts of a whole as its beginning and its number: `-00000-of-00002`, `_1`, `.part3`; the
 number behind a `v` is that of a version."""
 _ALIASES = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
 _HELD_OUT = re.compile(
@@ -221,26 +221,21 @@ def _require_one_whole(source: str, files: Sequence[Path], folder: Path, split: 
 
     Others may hold the same rows: copies, versions, and a whole beside its parts.
     """
-    places: set[Path | None] = set()
-    beginnings: set[Path] = set()
-    totals: set[str] = set()
-    for file in files:
-        folders = [_folder_named(file, folder, name) for name in _names_of(split)]
-        places.add(next((place for place in folders if place is not None), None))
-        match = _PART.fullmatch(file.stem)
-        assert match is not None, "every name matches"
-        beginnings.add(file.parent / match["beginning"].lower())
-        totals.add(match["total"] or "")
-    if len(places) == 1 and None not in places:
+    places = {place for file in files for name in _names_of(split) if (place := _folder_named(file, folder, name))}
+    if len(places) == 1 and all(file.is_relative_to(*places) for file in files):
         return
-    has_whole = any(file.parent / file.stem.lower() in beginnings for file in files)
-    if len(beginnings) > 1 or len(totals) > 1 or (has_whole and len(files) > 1):
+    wholes: set[tuple[Path, str | None]] = set()
+    for file in files:
+        match = _PART.fullmatch(file.stem)
+        beginning = file.stem if match is None else match["beginning"]
+        wholes.add((file.parent / beginning.lower(), None if match is None else match["total"] or ""))
+    if len(wholes) > 1:
         raise ConfigError(
             f"data files '{source}': it is not clear which files are the split '{split}'. These are neither one file, nor "
             f"numbered parts of one, nor in one folder of that name, and may hold the same rows: {_listed(files, folder)}. "
             "Give the path of one, or several as a list"
         )
-    total = totals.pop()
+    _, total = wholes.pop()
     if total and int(total) != len(files):
         logger.warning("%s: %d of the %s files of '%s' are there", source, len(files), int(total), split)
 

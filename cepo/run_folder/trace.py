@@ -37,11 +37,7 @@ _LOG_PROBS = "log_probs_"
 _INDEX = pyarrow.int32()
 _TEXT = pyarrow.string()
 _NUMBERS = pyarrow.list_(pyarrow.float32())
-_OF_PROMPT = {
-    "prompt_id": _TEXT,
-    "problem": _TEXT,
-    "ground_truth": _TEXT,
-}
+_OF_PROMPT = ("prompt_id", "problem", "ground_truth")
 _OF_ROLLOUT = {
     "response": _TEXT,
     "finished": pyarrow.bool_(),
@@ -58,7 +54,7 @@ _COLUMNS = {
     "step": _INDEX,
     "group": _INDEX,
     "rollout": _INDEX,
-    **_OF_PROMPT,
+    **dict.fromkeys(_OF_PROMPT, _TEXT),
     "images": pyarrow.list_(_TEXT),
     **_OF_ROLLOUT,
 }
@@ -163,11 +159,10 @@ class Trace:
         prompt: Tree = {
             "step": group.step,
             "group": group.number,
-            "prompt_id": _utf8(group.prompt_id),
-            "problem": _utf8(group.problem),
-            "ground_truth": _utf8(group.ground_truth),
             "images": [self._stored(image) for image in group.images],
         }
+        for name in _OF_PROMPT:
+            prompt[name] = _utf8(getattr(group, name))
         for index, rollout in enumerate(group.rollouts):
             row = prompt | {"rollout": index}
             for name in _OF_ROLLOUT:
@@ -227,11 +222,9 @@ def _group_record(file: Path, number: int, rows: Sequence[Fields]) -> GroupRecor
     return GroupRecord(
         step=first_row["step"],
         number=number,
-        prompt_id=first_row["prompt_id"],
-        problem=first_row["problem"],
-        ground_truth=first_row["ground_truth"],
         images=images,
         rollouts=rollouts,
+        **{name: first_row[name] for name in _OF_PROMPT},
     )
 
 

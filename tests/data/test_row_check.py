@@ -365,7 +365,6 @@ def test_without_a_cache_each_process_checks_the_rows(
 def helped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes check the rows."""
     monkeypatch.setattr(row_check, "_most_processes", lambda: 2)
-    monkeypatch.setattr(row_check, "WORTHWHILE_SECONDS", 0.0)
 
 
 def many_rows(folder: Path, number: int = 200, bad: Sequence[int] = ()) -> None:
@@ -487,7 +486,6 @@ from cepo.data import row_check
 from cepo.data.dataset import ProblemSet
 from cepo.models.processing import Processing
 row_check.TRIAL_SECONDS = -1.0
-row_check.WORTHWHILE_SECONDS = 0.0
 row_check._most_processes = lambda: 2
 source, model = sys.argv[1:]
 with interrupts.handled():

@@ -139,8 +139,9 @@ def test_a_name_with_a_dot_comes_before_a_nested_one(read: Read) -> None:
     assert read(flat, answer_key="x.y")[0].ground_truth == "flat"
     with pytest.raises(DataError, match=r"row 1: column 'x\.y' is empty"):
         read(flat, flat | {"x.y": None}, answer_key="x.y")
-    deep = {"prompt": "a", "x": {"y.z": {"w": "1"}, "y": {"z.w": "2"}}}
-    assert read(deep, answer_key="x.y.z.w")[0].ground_truth == "1"
+    deep = {"prompt": "a", "x": {"y.z": "1", "y": {"z": "2", "w": "3"}}}
+    assert read(deep, answer_key="x.y.z")[0].ground_truth == "1"
+    assert read(deep, answer_key="x.y.w")[0].ground_truth == "3"
 
 
 def test_every_key_leads_into_nested_columns(read: Read) -> None:

@@ -87,7 +87,7 @@ def test_no_special_text_or_control_character_survives(specials: list[str], text
     assert sanitise_reference(clean, specials) == clean
 
 
-def test_specials_nested_as_deep_as_a_response_is_long_are_removed_at_once() -> None:
+def test_specials_nested_2000_deep_are_removed_at_once() -> None:
     depth = 2_000
     began = time.process_time()
     assert sanitise_reference("7" + "<|im_" * depth + "end|>" * depth + " 0", SPECIALS) == "7 0"
