@@ -108,8 +108,9 @@ def folder_with(values: Iterable[object], image_dir: str | None, folders: Sequen
         if isinstance(value, dict):
             entries = cast("Tree", value)
             path = None if entries.get("bytes") else entries.get("path")
-        is_path = isinstance(path, str) and not _holds_file(path)
-        if is_path and not os.path.isfile(os.path.join(image_dir or "", path)):
+        if not isinstance(path, str) or _holds_file(path):
+            continue
+        if not os.path.isfile(os.path.join(image_dir or "", path)):
             return next((folder for folder in folders if os.path.isfile(folder / path)), None)
     return None
 

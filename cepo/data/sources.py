@@ -200,18 +200,18 @@ def _named_after(files: Sequence[Path], folder: Path, split: str) -> list[Path]:
     """Returns the files that have a split's name as a word in their own, or are in a folder of that name."""
     for name in _names_of(split):
         word = re.compile(rf"(?<![^\W\d_]){re.escape(name)}(set|data)?(?![^\W\d_])", re.IGNORECASE)
-        chosen = [file for file in files if word.search(file.stem) or _folder_named(file, folder, name) is not None]
+        chosen = [file for file in files if word.search(file.stem) or _folder_named(file, folder, [name])]
         if chosen:
             return chosen
     return []
 
 
-def _folder_named(file: Path, folder: Path, name: str) -> Path | None:
-    """Returns the outermost folder of that name around the file, below `folder`; None if there is none."""
+def _folder_named(file: Path, folder: Path, names: Sequence[str]) -> Path | None:
+    """Returns the outermost folder of one of these names around the file, below `folder`; None if there is none."""
     place = folder
     for part in file.relative_to(folder).parts[:-1]:
         place = place / part
-        if part.lower() == name:
+        if part.lower() in names:
             return place
     return None
 
@@ -221,8 +221,8 @@ def _require_one_whole(source: str, files: Sequence[Path], folder: Path, split: 
 
     Others may hold the same rows: copies, versions, and a whole beside its parts.
     """
-    places = {place for file in files for name in _names_of(split) if (place := _folder_named(file, folder, name))}
-    if len(places) == 1 and all(file.is_relative_to(*places) for file in files):
+    places = {_folder_named(file, folder, _names_of(split)) for file in files}
+    if len(places) == 1 and None not in places:
         return
     wholes: set[tuple[Path, str | None]] = set()
     for file in files:
