@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from cepo.data.images import ImageRules
 
@@ -34,6 +34,15 @@ class CellRules:
         return {name: key for name, key in vars(self).items() if name.endswith("_key") and key is not None}
 
 
+RulesT = TypeVar("RulesT", CellRules, ImageRules)
+
+
+def _rules(kind: type[RulesT], config: DataConfig, **others: Any) -> RulesT:
+    """Returns the rules of a kind, whose fields beside `others` have the names of settings of `data`."""
+    names = {field.name for field in fields(kind)} - others.keys()
+    return kind(**{name: getattr(config, name) for name in names}, **others)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowRules:
     """All settings on which the content and the measure of a row depend."""
@@ -47,21 +56,8 @@ class RowRules:
     @classmethod
     def of(cls, config: DataConfig) -> Self:
         return cls(
-            cells=CellRules(
-                prompt_key=config.prompt_key,
-                answer_key=config.answer_key,
-                solution_key=config.solution_key,
-                image_key=config.image_key,
-                teacher_image_key=config.teacher_image_key,
-                video_key=config.video_key,
-                puts_marks_in_front=config.image_marks == "front",
-            ),
-            images=ImageRules(
-                image_dir=config.image_dir,
-                image_hosts=tuple(config.image_hosts),
-                min_pixels=config.min_pixels,
-                max_pixels=config.max_pixels,
-            ),
+            cells=_rules(CellRules, config, puts_marks_in_front=config.image_marks == "front"),
+            images=_rules(ImageRules, config, image_hosts=tuple(config.image_hosts)),
             video_fps=config.video_fps,
             format_prompt=config.format_prompt,
             most_characters=max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * config.max_prompt_length),

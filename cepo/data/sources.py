@@ -224,11 +224,13 @@ def _require_one_whole(source: str, files: Sequence[Path], folder: Path, split: 
     places = {_folder_named(file, folder, _names_of(split)) for file in files}
     if len(places) == 1 and None not in places:
         return
-    wholes: set[tuple[Path, str | None]] = set()
+    wholes: set[tuple[Path, str | None]] = set()  # each with its number of parts
     for file in files:
         match = _PART.fullmatch(file.stem)
-        beginning = file.stem if match is None else match["beginning"]
-        wholes.add((file.parent / beginning.lower(), None if match is None else match["total"] or ""))
+        if match is None:
+            wholes.add((file, None))
+        else:
+            wholes.add((file.parent / match["beginning"].lower(), match["total"]))
     if len(wholes) > 1:
         raise ConfigError(
             f"data files '{source}': it is not clear which files are the split '{split}'. These are neither one file, nor "

@@ -11,7 +11,7 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, overload
@@ -36,8 +36,6 @@ pyarrow: Any = untyped_pyarrow  # it has no type annotations
 
 _FORM = "3"
 """Part of the key of copies; another one is needed when copies are written otherwise."""
-_LONG_BYTES = 100_000_000
-"""The size of files whose conversion takes long enough to be reported."""
 _BATCH_ROWS = 100
 _LFS = b"version https://git-lfs"
 _PANDAS_INDEX = "__index_level_"
@@ -279,9 +277,7 @@ def _local_rows(source: str, local: LocalSource) -> Rows:
     assert kind is not None, "the files of a source have known endings"
     states = [file.stat() for file in local.files]
     parts: list[_Part] = []
-    with ExitStack() as stack:
-        if sum(status.st_size for status in states) >= _LONG_BYTES:
-            stack.enter_context(phase(f"reading {source}", is_brief=True))
+    with phase(f"reading {source}", is_brief=True):
         digests = [_digest(file, local.within) for file in local.files]
         if kind in TEXT_FORMATS:
             parts.append(_text_part(local, kind, digests))

@@ -163,7 +163,7 @@ def test_too_many_frames_or_pixels_are_refused_at_once(form: str, monkeypatch: p
     for name, most in (("MOST_FRAMES", 299), ("LARGEST_PIXELS", 4095)):
         with monkeypatch.context() as patch:
             patch.setattr(f"cepo.data.videos.{name}", most)
-            patch.setattr("cepo.data.videos._Frames.add", lambda *_: pytest.fail("a frame was taken"))
+            patch.setattr("cepo.data.videos._upright", lambda _: pytest.fail("a frame was taken"))
             with pytest.raises(DataError, match=r"the video: .*accepted: at most"):
                 read(content, None)
 
