@@ -60,19 +60,14 @@ def require_own_records(folder: Path, names: Sequence[str] = _WRITTEN) -> None:
 
     Files that are replaced as a whole do not count, and neither do the links that W&B makes in its folder.
     """
-    entries = [folder / name for name in names]
-    irregular: list[Path] = []
-    for path in entries:
+    for name in names:
+        path = folder / name
         is_regular = path.is_file() or path.is_dir() or not path.exists()
-        if path.is_symlink() or not is_regular:
-            irregular.append(path)
-    for path in entries:
-        if path.name != _WANDB_FOLDER:
-            inner = irregular_file(path)
-            if inner is not None:
-                irregular.append(inner)
-    if irregular:
-        raise ForeignFileError(irregular[0], "is a link, a pipe or a device, and the run would write there; remove it")
+        irregular = None if is_regular and not path.is_symlink() else path
+        if irregular is None and name != _WANDB_FOLDER:
+            irregular = irregular_file(path)
+        if irregular is not None:
+            raise ForeignFileError(irregular, "is a link, a pipe or a device, and the run would write there; remove it")
 
 
 def run_folder_of(path: Path) -> Path:
