@@ -211,7 +211,8 @@ def _by_helpers(check: RowCheck, tasks: Sequence[Sequence[int]], processes: int,
     tables: dict[int, Any] = {}
     places: dict[Future[Any], int] = {}
     finished: SimpleQueue[Future[Any]] = SimpleQueue()
-    earlier = set(multiprocessing.active_children())
+    others = set(multiprocessing.active_children())
+    helpers: set[Any] = set()
     fork = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(processes, fork, _become_helper, (check, os.getpid()))
     try:
@@ -220,13 +221,14 @@ def _by_helpers(check: RowCheck, tasks: Sequence[Sequence[int]], processes: int,
                 future = pool.submit(_check_task, task)
                 places[future] = place
                 future.add_done_callback(finished.put)
+            helpers = set(multiprocessing.active_children()) - others
         for _ in tasks:
             future = _next(finished)
             if future is None:
                 logger.warning(
                     "no row was checked for %.0f s: the helping processes are ended", LONGEST_SILENCE_SECONDS
                 )
-                _end_all_but(earlier)
+                _end(helpers)
                 future = finished.get()
             place = places[future]
             tables[place] = future.result()
@@ -238,7 +240,7 @@ def _by_helpers(check: RowCheck, tasks: Sequence[Sequence[int]], processes: int,
             error,
         )
     finally:
-        _end_all_but(earlier)
+        _end(helpers)
         pool.shutdown(cancel_futures=True)
     return tables
 
@@ -262,10 +264,10 @@ def _next(finished: SimpleQueue[Future[Any]]) -> Future[Any] | None:
     return None
 
 
-def _end_all_but(earlier: set[Any]) -> None:
-    """Ends the processes that helped, even those that are stopped."""
-    for process in set(multiprocessing.active_children()) - earlier:
-        process.kill()
+def _end(helpers: set[Any]) -> None:
+    """Ends processes, even those that are stopped."""
+    for helper in helpers:
+        helper.kill()
 
 
 _check_of_helper: RowCheck | None = None
