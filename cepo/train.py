@@ -260,16 +260,14 @@ def _problem_sets(
     data: DataConfig, processing: Processing, *, with_solutions: bool
 ) -> tuple[TrainingProblems, ProblemSet | None]:
     from cepo.data.dataset import ProblemSet
-    from cepo.data.row_settings import ProblemRules
     from cepo.data.training_set import read_training_sets
     from cepo.rewards.samples import require_free_names
 
     problems = read_training_sets(data, processing, with_solutions=with_solutions)
     if data.val_files is None:
         return problems, None
-    rules = ProblemRules.of(data)
-    held_out = ProblemSet(data.val_files, rules, processing)
-    require_free_names(data.val_files, held_out.column_names, rules.rows.cells.columns)
+    held_out = ProblemSet(data.val_files, data, processing)
+    require_free_names(data.val_files, held_out.column_names, held_out.rules.cells.columns)
     return problems, held_out
 
 

@@ -7,7 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy
 from numpy.typing import NDArray
@@ -16,12 +16,15 @@ from cepo.data.fingerprint import identity_of
 from cepo.data.prompts import Problem
 from cepo.data.row_check import RowCheck, RowStats, checked_rows
 from cepo.data.row_parser import has_column, solution_of
-from cepo.data.row_settings import ProblemRules
+from cepo.data.row_settings import RowRules
 from cepo.data.rows import RowReader
 from cepo.data.tables import read_source, rows_of
 from cepo.errors import ConfigError, DataError
 from cepo.models.interface import ImageSource
 from cepo.models.processing import Processing
+
+if TYPE_CHECKING:
+    from cepo.config.schema import DataConfig
 
 logger = logging.getLogger(__name__)
 
@@ -31,21 +34,23 @@ _REASONS_SHOWN = 10
 class ProblemSet(Sequence[Problem]):
     """Holds the usable rows of one source. Images are decoded on access and never kept.
 
-    `rows` are those of the source as a program made them; by default it is read. Raises `ConfigError` if the source does
+    `config` says how rows are read, and which of them are used: `rules` and the longest prompt. `rows` are those of the
+    source as a program made them; by default it is read. Raises `ConfigError` if the source does
     not exist or lacks a column, and `DataError` if a row is bad or overlong and not to be skipped, or no row is usable.
     """
 
-    def __init__(self, source: str, rules: ProblemRules, processing: Processing, *, rows: Any = None) -> None:
+    def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
         self._source = source
-        self._rules = rules
+        self._config = config
+        self.rules = RowRules.of(config)
         self._processing = processing
         self._rows_are_given = rows is not None
         self._rows = read_source(source) if rows is None else rows_of(rows)
-        self._reader = RowReader(source, self._rows.column_names, rules.rows, processing)
+        self._reader = RowReader(source, self._rows.column_names, self.rules, processing)
         self._stats = self._checked()
         self._usable = self._usable_rows()
-        num_images = self._stats.num_images[self._usable]
-        num_videos = self._stats.num_videos[self._usable]
+        num_images = self._stats.measures["num_images"][self._usable]
+        num_videos = self._stats.measures["num_videos"][self._usable]
         self.most_visuals: tuple[int, int] = (int(num_images.max()), int(num_videos.max()))
         # Other nodes get videos by value, and the images of such a row with them.
         has_images_alone = (num_images > 0) & (num_videos == 0)
@@ -79,7 +84,7 @@ class ProblemSet(Sequence[Problem]):
     def content(self) -> str:
         """Describes the usable rows by their number and a CRC-32 of prompts and answers, without images."""
         checksum = 0
-        keys = self._rules.rows.cells
+        keys = self.rules.cells
         rows = self._rows.select_columns([keys.prompt_key, keys.answer_key])
         numbers: list[int] = self._usable.tolist()
         for number in numbers:
@@ -89,7 +94,7 @@ class ProblemSet(Sequence[Problem]):
 
     def require_solutions(self) -> None:
         """Raises `ConfigError` if a usable row has no worked solution."""
-        key = self._rules.rows.cells.solution_key
+        key = self.rules.cells.solution_key
         names = self._rows.column_names
         rows_without: Sequence[int] = self._usable.tolist()
         column = f"no column '{key}'"
@@ -120,7 +125,7 @@ class ProblemSet(Sequence[Problem]):
             source=self._source,
             rows=self._rows,
             reader=self._reader,
-            identity=identity_of(self._source, self._rows, self._rules.rows, self._processing),
+            identity=identity_of(self._source, self._rows, self.rules, self._processing),
         )
         stats = RowStats(len(self._rows))
         with closing(checked_rows(check)) as results:
@@ -138,14 +143,14 @@ class ProblemSet(Sequence[Problem]):
 
     def _refuse(self, number: int, stats: RowStats) -> None:
         """Raises `DataError` if a row is bad or overlong and not to be left out."""
-        rules = self._rules
+        config = self._config
         where = f"{self._source}, row {number}"
         reason = stats.reasons.get(number)
-        if reason is not None and not rules.skip_bad_rows:
+        if reason is not None and not config.skip_bad_rows:
             raise DataError(f"{where}: {reason}. data.skip_bad_rows=true leaves such rows out")
-        if stats.lengths[number] > rules.max_prompt_length and not rules.filter_overlong_prompts:
+        if stats.lengths[number] > config.max_prompt_length and not config.filter_overlong_prompts:
             raise DataError(
-                f"{where}: the prompt has {stats[number]}; data.max_prompt_length is {rules.max_prompt_length}. "
+                f"{where}: the prompt has {stats[number]}; data.max_prompt_length is {config.max_prompt_length}. "
                 "data.filter_overlong_prompts=true leaves such rows out"
             )
 
@@ -154,7 +159,7 @@ class ProblemSet(Sequence[Problem]):
 
         Raises `DataError` if none remains.
         """
-        limit = self._rules.max_prompt_length
+        limit = self._config.max_prompt_length
         lengths = self._stats.lengths
         is_overlong = lengths > limit
         is_usable = (lengths >= 0) & ~is_overlong

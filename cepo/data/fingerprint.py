@@ -1,4 +1,4 @@
-"""The identity of a check of rows: everything that its results depend on."""
+"""What the results of a check of rows depend on: its identity, and the state of the files that rows name."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import sys
-from collections.abc import Sequence
-from datetime import date
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]  # which makes it an attribute of pyarrow
+
 import cepo
 from cepo.data.row_settings import RowRules
-from cepo.data.tables import Rows
+from cepo.data.tables import Rows, pyarrow
 from cepo.errors import CepoError
 from cepo.files.own_cache import digest_of
-from cepo.files.safe_files import hub_folder, open_regular
-from cepo.files.trees import Tree, is_mapping
+from cepo.files.safe_files import OpenedFile, hub_folder, open_regular
+from cepo.files.trees import Tree
 from cepo.models.processing import Processing
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ _LIBRARIES = (
     *("av", "datasets", "jinja2", "numpy", "pillow", "pyarrow"),
     *("qwen-vl-utils", "tokenizers", "torchvision", "transformers"),
 )
+_LOOKING_THREADS = 8
+_UNKNOWN = "unknown"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt")
 
 
@@ -84,10 +88,8 @@ def _processing_facts(processing: Processing) -> Any:
     files = [path for path in sorted(paths) if path.is_file() and path.suffix not in _WEIGHTS]
     within = hub_folder(folder)
     digests = {str(file.relative_to(folder)): _content_digest(file, within) for file in files}
-    reads_the_date = any("strftime_now" in template for template in _templates(processing))
-    today = date.today().isoformat() if reads_the_date else None
     settings = {name: value for name, value in arguments.items() if name != "path"}
-    return [digests, settings, today]
+    return [digests, settings]
 
 
 def _model_folder(path: str) -> Path | None:
@@ -98,12 +100,6 @@ def _model_folder(path: str) -> Path | None:
 
     config = try_to_load_from_cache(path, "config.json")
     return Path(config).parent if isinstance(config, str) else None
-
-
-def _templates(processing: Processing) -> Sequence[str]:
-    template: object = processing.tokenizer.chat_template
-    templates = template.values() if is_mapping(template) else [template]
-    return [str(text) for text in templates]
 
 
 @cache
@@ -124,3 +120,44 @@ def _version(library: str) -> str | None:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
+
+
+# Files that rows name
+
+
+def file_entry(file: OpenedFile) -> str:
+    """Returns a file that was opened, or could not be, with its state, as a text; the state of an address is unknown."""
+    name, status = file
+    if status is None:
+        return f"{'-' if os.path.isabs(name) else _UNKNOWN} {name}"
+    return f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns} {name}"
+
+
+def stale_rows(files: Any) -> tuple[list[int], list[str] | None]:
+    """Returns the rows whose files are not as they were, and how these files are now, None if that is unknown.
+
+    `files` is an Arrow column with the list of a row's `file_entry`.
+    """
+    files = files.combine_chunks()
+    noted: list[str] = files.flatten().unique().to_pylist()
+    names = [entry.partition(" ")[2] for entry in noted]
+    with ThreadPoolExecutor(_LOOKING_THREADS) as pool:  # a look at a file on a network takes long
+        present = [*pool.map(_present_entry, names)]
+    changed: dict[str, str] = {}
+    for old, new in zip(noted, present, strict=True):
+        if old != new or old.startswith(_UNKNOWN):
+            changed[old] = new
+    if not changed:
+        return [], []
+    is_changed = pyarrow.compute.is_in(files.flatten(), value_set=pyarrow.array([*changed]))
+    rows = pyarrow.compute.list_parent_indices(files)
+    changes = sorted(changed.values())
+    is_known = not any(entry.startswith(_UNKNOWN) for entry in changes)
+    return rows.filter(is_changed).unique().to_pylist(), changes if is_known else None
+
+
+def _present_entry(name: str) -> str:
+    try:
+        return file_entry((name, os.stat(name)))
+    except (OSError, ValueError):  # ValueError: a null byte
+        return file_entry((name, None))

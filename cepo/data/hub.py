@@ -37,11 +37,8 @@ def _require(key: str, name: str, kind: str) -> None:
         if isinstance(error, HfHubHTTPError) and not isinstance(error, RepositoryNotFoundError):
             return  # the hub answers, and the libraries know when to ask again
         reason = str(error).partition("\n")[0]
-        downloads = [Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"]
-        if kind == "dataset":  # prepared by `datasets`
-            prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
-            downloads.append(Path(prepared).expanduser() / name.replace("/", "___"))
-        if not any(folder.is_dir() for folder in downloads):
+        download = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"
+        if not download.is_dir():
             raise ConfigError(
                 f"{key}={name}: there is no such local path, the hub cannot be reached or has no such {kind} ({reason}), and "
                 f"no earlier download is in {constants.HF_HUB_CACHE}. Give a local folder or file, or connect this machine: "

@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
-from urllib.parse import unquote_to_bytes
 
 from cepo.errors import DataError, ForeignFileError
 from cepo.files.own_cache import cached
@@ -108,9 +107,9 @@ def folder_with(values: Iterable[object], image_dir: str | None, folders: Sequen
         if isinstance(value, dict):
             entries = cast("Tree", value)
             path = None if entries.get("bytes") else entries.get("path")
-        if not isinstance(path, str) or len(path) > _LONGEST_PATH or "\0" in path or _holds_file(path):
+        if not isinstance(path, str) or _holds_file(path):
             continue
-        if not os.path.isfile(Path(image_dir or "") / path):
+        if not os.path.isfile(os.path.join(image_dir or "", path)):
             return next((folder for folder in folders if os.path.isfile(folder / path)), None)
     return None
 
@@ -129,15 +128,11 @@ def _holds_file(text: str) -> bool:
 
 
 def _decoded(text: str) -> bytes:
-    """Returns the content of base64, with or without the head of a data URL, or of a data URL in percent-encoding."""
+    """Returns the content of base64, with or without the head of a data URL."""
     if len(text) > LARGEST_IMAGE:
         raise DataError(f"{shortened(text)} is too long; accepted: at most {LARGEST_IMAGE:,} characters of base64")
     head = _DATA_URL.match(text)
     body = text[head.end() :] if head else text
-    if head and not head[0].rstrip(", \t").lower().endswith("base64"):
-        return unquote_to_bytes(body)
-    if "%" in body:
-        body = unquote_to_bytes(body).decode("latin-1")
     try:
         return _from_base64(body)
     except ValueError as error:

@@ -150,19 +150,16 @@ def verify_image(value: object, image_dir: str | None, *, hosts: Collection[str]
     """
     name = name_of(value)
     image = open_image(file_content(value, image_dir, hosts=hosts), name=name)
-    size = image.size
+    width, height = image.size
     is_jpeg = image.format == "JPEG"
-    try:
+    with _named_damage(name):
         if is_jpeg:  # decoded as a whole, but at an eighth of its size
             image.draft(None, (1, 1))
         rgb = upright_rgb(image)
-        is_on_its_side = is_jpeg and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
-    except Exception as error:  # damaged bytes make decoders raise almost anything
-        raise DataError(f"{name} is damaged ({type(error).__name__}: {error})") from error
-    if not is_jpeg:
-        size = rgb.size
-    elif is_on_its_side:
-        size = size[1], size[0]
+        is_on_its_side = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+    size = rgb.size
+    if is_jpeg:
+        size = (height, width) if is_on_its_side else (width, height)
     _require_sides(size, name, "")
     return size
 
@@ -175,8 +172,14 @@ def load_rgb(value: object, image_dir: str | None, *, hosts: Collection[str] = (
     """
     name = name_of(value)
     image = open_image(file_content(value, image_dir, hosts=hosts), name=name)
-    try:
+    with _named_damage(name):
         return upright_rgb(image)
+
+
+@contextmanager
+def _named_damage(name: str) -> Generator[None]:
+    try:
+        yield
     except Exception as error:  # damaged bytes make decoders raise almost anything
         raise DataError(f"{name} is damaged ({type(error).__name__}: {error})") from error
 

@@ -1,13 +1,18 @@
-"""Reads conversations of messages in the forms that public data sets have."""
+"""Reads conversations and lists of images in the forms that public data sets have.
+
+CSV files, and data sets that went through one, have them as texts: JSON, or what Python shows. Those are read, or refused by
+what they are, and never taken for a question.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import unquote
 
-from cepo.data.written_cells import written_parts
+from cepo.data.json_text import read_literal
 from cepo.errors import DataError
 from cepo.files.trees import Fields, is_list, is_mapping
 from cepo.models.interface import Turn
@@ -31,6 +36,11 @@ _CONTENT_KEYS = {
 """The keys that can hold the content of a part, by what it is."""
 _HINTS = ("type", "detail")
 """Keys of a part that say nothing about its content."""
+_WRITTEN = re.compile(r"""[\s\\]*\w*[\[({"']""")
+"""The beginning of a list, a mapping, a text or bytes as JSON or Python writes them."""
+_HAS_ROLE = re.compile(r"""["'](?:role|from)[\\"']+\s*:""")
+_HAS_CONTENT = re.compile(r"""["'](?:content|value|text)[\\"']+\s*:""")
+_NOTHING = ("null", "None")
 
 
 @dataclass(frozen=True)
@@ -44,11 +54,6 @@ class Conversation:
     turns: list[Turn]
     images: list[object]
     videos: list[object]
-
-
-def read_turns(messages: object) -> list[Turn]:
-    """Returns the turns of a list of messages; raises `DataError` as `read_conversation`."""
-    return read_conversation(messages).turns
 
 
 def read_conversation(messages: object) -> Conversation:
@@ -92,21 +97,16 @@ def split_answer(messages: object, key: str) -> tuple[list[object], str]:
             f"column '{key}' is both data.prompt_key and data.answer_key, so it must hold messages, of which the last is the "
             f"assistant's; it holds a {type(cast(object, messages)).__name__}"
         )
-    listed = [*cast("Sequence[object]", messages)]
-    number = len(listed) - 1
-    role, parts = _role_and_parts(listed.pop(), number)
-    if role != "assistant":
+    *earlier, last = cast("Sequence[object]", messages)
+    role, parts = _role_and_parts(last, len(earlier))
+    contents = [_part(part, len(earlier)) for part in parts]
+    texts = [str(content) for kind, content in contents if kind == "text"]
+    if role != "assistant" or len(texts) < len(parts):
         raise DataError(
             f"column '{key}' is both data.prompt_key and data.answer_key, so its last message must be the assistant's answer; "
-            f"it is the {role}'s"
+            f"it is the {role}'s. Accepted: parts of text alone"
         )
-    texts: list[str] = []
-    for part in parts:
-        kind, content = _part(part, number)
-        if kind != "text":
-            raise DataError(f"message {number}, the answer, has a part of the type {kind}; accepted: text")
-        texts.append(cast(str, content))
-    return listed, "".join(texts)
+    return earlier, "".join(texts)
 
 
 def _role_and_parts(message: object, number: int) -> tuple[str, Sequence[object]]:
@@ -119,7 +119,7 @@ def _role_and_parts(message: object, number: int) -> tuple[str, Sequence[object]
         content = fields.get("value")
         known = _LLAVA_ROLES
     if isinstance(content, str):
-        content = written_parts(content)
+        content = _parts_in(content)
     if role is None or not isinstance(content, str | list | tuple):
         raise DataError(f"message {number} has no role or no content of text or parts: {message!r:.200}; {_ACCEPTED}")
     if not isinstance(role, str) or role not in known:
@@ -174,3 +174,71 @@ def media_value(value: object, kind: str = "image") -> object:
     if is_list(value) and kind == "video":  # frames
         return [media_value(frame) for frame in value]
     return cast(object, value)
+
+
+# Cells that hold a conversation or images as a text
+
+
+def written_messages(prompt: str) -> object:
+    """Returns the messages that a prompt holds as a text; an ordinary prompt as it is.
+
+    Raises `DataError` if the text has a role and a content, and is neither JSON nor a Python literal of messages.
+    """
+    if not (_WRITTEN.match(prompt) and _HAS_ROLE.search(prompt) and _HAS_CONTENT.search(prompt)):
+        return prompt
+    messages = _messages_in(_literal(prompt))
+    if not messages:
+        raise DataError(
+            f"holds messages as a text that is neither JSON nor a Python literal of one conversation: {prompt[:100]!r}. "
+            "Store them as a list of {role, content}, or as JSON"
+        )
+    return messages
+
+
+def written_values(values: Sequence[object]) -> list[object]:
+    """Returns the images or videos of a cell, of which a text may hold one or several."""
+    result: list[object] = []
+    for value in values:
+        if isinstance(value, str) and value.strip() in _NOTHING:
+            continue
+        content = _literal(value)
+        if isinstance(content, list | tuple):
+            result += cast("Sequence[object]", content)
+        else:
+            result.append(content)
+    return result
+
+
+def _literal(text: object) -> object:
+    """Returns what a text holds that is written as JSON or as Python shows it, at most twice; another value as it is."""
+    value = text
+    for _ in range(2):
+        if isinstance(value, str) and _WRITTEN.match(value):
+            try:
+                value = read_literal(value)
+            except DataError:  # a path or a text that begins like one of these
+                return value
+    return value
+
+
+def _messages_in(value: object) -> Sequence[object]:
+    """Returns the messages that a value is or has: one, a list of them, or a mapping with one such list; else none."""
+    if _is_message(value):
+        return [value]
+    lists = list(value.values()) if is_mapping(value) else [value]
+    conversations: list[Sequence[object]] = []
+    for entry in lists:
+        if isinstance(entry, list | tuple) and any(map(_is_message, cast("Sequence[object]", entry))):
+            conversations.append(cast("Sequence[object]", entry))
+    return conversations[0] if len(conversations) == 1 else []
+
+
+def _is_message(value: object) -> bool:
+    return is_mapping(value) and bool({"role", "from"} & value.keys()) and bool({"content", "value"} & value.keys())
+
+
+def _parts_in(content: str) -> object:
+    """Returns the parts of a message that its content holds as a text; an ordinary content as it is."""
+    value = _literal(content) if '"type"' in content or "'type'" in content else content
+    is_parts = is_list(value) and value and all(is_mapping(part) and "type" in part for part in value)
+    return value if is_parts else content

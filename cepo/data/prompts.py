@@ -128,30 +128,18 @@ def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
 
     White space, including every kind of line break, is collapsed to single spaces. Control characters are removed.
     Special-token texts (control tokens, image placeholders) are removed until none is left, because removing one, or
-    the spaces within one, can join the halves of another. This takes one pass, since texts may nest a million deep.
+    the spaces within one, can join the halves of another.
     """
     distinct_specials = {special for special in special_texts if special}
     specials = sorted(distinct_specials, key=len, reverse=True)
     # Spaces first: line breaks are control characters too, and removing them would turn "1\r2" into "12".
     visible = _CONTROL_CHARACTERS.sub("", _with_single_spaces(text))
     text = _with_single_spaces(visible)
-    if not any(special in text for special in specials):
-        return text
-    by_last_character: dict[str, list[str]] = {}
-    for special in specials:
-        by_last_character.setdefault(special[-1], []).append(special)
-    characters: list[str] = []
-    for character in text:
-        follows_space = not characters or characters[-1] == " "
-        if character == " " and follows_space:
-            continue
-        characters.append(character)
-        for special in by_last_character.get(character, ()):
-            ending = "".join(characters[-len(special) :])
-            if ending == special:
-                del characters[-len(special) :]
-                break
-    return "".join(characters).rstrip()
+    while any(special in text for special in specials):
+        for special in specials:
+            text = text.replace(special, "")
+        text = _with_single_spaces(text)
+    return text
 
 
 def _with_single_spaces(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.training_set import TrainingProblems
-from cepo.models.interface import EncodedPrompt, ImageInputs
+from cepo.models.interface import EncodedPrompt
 
 WORTHWHILE_SECONDS = 0.5
 """The time of reading a round from which the next one is read ahead."""
@@ -29,11 +29,9 @@ class ReadProblem:
         """The bytes of pixels, decoded and preprocessed."""
         pixels = sum(3 * image.width * image.height for image in (*self.problem.images, *self.problem.teacher_images))
         pixels += sum(video.frames.nbytes for video in self.problem.videos)
-        return pixels + _num_bytes(self.prompt.images) + _num_bytes(self.prompt.teacher_images)
-
-
-def _num_bytes(images: ImageInputs | None) -> int:
-    return 0 if images is None else sum(tensor.nbytes for tensor in images.tensors.values())
+        for images in (self.prompt.images, self.prompt.teacher_images):
+            pixels += 0 if images is None else sum(tensor.nbytes for tensor in images.tensors.values())
+        return pixels
 
 
 class ProblemReader:

@@ -9,10 +9,17 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from cepo.answers.boxes import last_boxed_span
 from cepo.data.images import listed, located
 from cepo.data.json_text import json_text, number_text
-from cepo.data.messages import Conversation, media_value, read_conversation, split_answer
-from cepo.data.written_cells import written_messages, written_values
+from cepo.data.messages import (
+    Conversation,
+    media_value,
+    read_conversation,
+    split_answer,
+    written_messages,
+    written_values,
+)
 from cepo.errors import DataError
 from cepo.files.trees import Fields, is_list, is_mapping
 from cepo.models.interface import Turn
@@ -24,11 +31,7 @@ if TYPE_CHECKING:
 _TAGGED = re.compile(
     r"(?:<think>.*</think>)?\s*<answer>(?P<inner>(?:(?!</answer>).)*)</answer>", re.DOTALL | re.IGNORECASE
 )
-_BOXED = re.compile(r"(?P<dollars>\$\$?)?\s*\\boxed\s*\{(?P<inner>.*)\}\s*(?P=dollars)?", re.DOTALL)
-
-_LONGEST_WRAPPED = 100_000
-"""The characters of an answer, thoughts included, up to which it is searched for something around it."""
-_MOST_WRAPPINGS = 4
+_EMPTY_BOX = re.compile(r"(\$\$?)?\s*\\boxed\s*\{\}\s*\1?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,24 +91,12 @@ def solution_of(row: Fields, key: str) -> str | None:
 
 def has_column(columns: Collection[str], key: str) -> bool:
     """Returns whether a source with these columns can have the cell `key`: a column, or dots into a nested one."""
-    return key in columns or any(prefix in columns for prefix, _ in _prefixes(key))
+    return root_column(columns, key) in columns
 
 
 def root_column(columns: Collection[str], key: str) -> str:
-    """Returns the name of the column that `key` leads into; `key` itself if there is none."""
-    if key in columns:
-        return key
-    for prefix, _ in _prefixes(key):
-        if prefix in columns:
-            return prefix
-    return key
-
-
-def _prefixes(key: str) -> Iterable[tuple[str, str]]:
-    """Yields all pairs of texts before and after a dot, the longest first part first."""
-    dots = [place for place, character in enumerate(key) if character == "."]
-    for place in reversed(dots):
-        yield key[:place], key[place + 1 :]
+    """Returns the name of the column that `key` is, or that it leads into."""
+    return key if key in columns else key.partition(".")[0]
 
 
 def cell(row: Fields, key: str) -> Any:
@@ -113,19 +104,16 @@ def cell(row: Fields, key: str) -> Any:
 
     Returns None for a column that the row lacks. Raises `DataError` if a nested column has no such entry.
     """
-    if key in row:
-        return row[key]
-    for prefix, inner_key in _prefixes(key):
-        if prefix in row:
-            return _entry(row[prefix], inner_key, prefix)
-    return None
+    column = root_column(row, key)
+    value = row.get(column)
+    return value if column == key else _entry(value, key.removeprefix(f"{column}."), column)
 
 
 def _entry(value: object, key: str, where: str) -> Any:
     if value is None:
         return None
     if is_mapping(value):
-        if key in value or any(prefix in value for prefix, _ in _prefixes(key)):
+        if has_column(value, key):
             return cell(value, key)
         raise DataError(f"column '{where}' has no '{key}'; it has: {', '.join(map(str, value)) or 'nothing'}")
     first_key, _, inner_key = key.partition(".")
@@ -180,33 +168,19 @@ def without_list_of_one(value: object) -> object:
 def unwrapped(answer: str) -> str:
     """Returns an answer without the `\\boxed{}` or the `<answer>` tags that are around all of it, one in the other too."""
     answer = answer.strip()
-    if len(answer) > _LONGEST_WRAPPED:
-        return answer
-    for _ in range(_MOST_WRAPPINGS):
-        tagged = _TAGGED.fullmatch(answer)
-        boxed = _BOXED.fullmatch(answer)
+    while True:
         inner = ""
+        tagged = _TAGGED.fullmatch(answer)
+        box = last_boxed_span(answer)
         if tagged is not None:
             inner = tagged["inner"].strip()
-        elif boxed is not None and _is_balanced(boxed["inner"]):
-            inner = boxed["inner"].strip()
+        elif box is not None:
+            begin, end = box
+            if _EMPTY_BOX.fullmatch(answer[:begin] + answer[end:]):
+                inner = answer[begin:end].strip()
         if not inner:
-            break
+            return answer
         answer = inner
-    return answer
-
-
-def _is_balanced(text: str) -> bool:
-    """Returns whether each brace in a LaTeX text has its partner there, so that those around it belong together."""
-    depth = 0
-    for character in re.sub(r"\\.", "", text, flags=re.DOTALL):
-        if character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-        if depth < 0:
-            return False
-    return depth == 0
 
 
 def _conversation(prompt: object, key: str) -> Conversation:

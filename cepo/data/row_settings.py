@@ -1,9 +1,9 @@
-"""Holds what the settings of `data` say about rows: where their parts stand, what images may be, and which rows are used."""
+"""Holds what the settings of `data` say about rows: where their parts stand, and what images may be."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from cepo.data.images import ImageRules
 
@@ -31,16 +31,16 @@ class CellRules:
     @property
     def columns(self) -> dict[str, str]:
         """The columns by the names of their settings."""
-        columns = {
-            "prompt_key": self.prompt_key,
-            "answer_key": self.answer_key,
-            "solution_key": self.solution_key,
-            "image_key": self.image_key,
-            "video_key": self.video_key,
-        }
-        if self.teacher_image_key is not None:
-            columns["teacher_image_key"] = self.teacher_image_key
-        return columns
+        return {name: key for name, key in vars(self).items() if name.endswith("_key") and key is not None}
+
+
+RulesT = TypeVar("RulesT", CellRules, ImageRules)
+
+
+def _rules(kind: type[RulesT], config: DataConfig, **others: Any) -> RulesT:
+    """Returns the rules of a kind, whose fields beside `others` have the names of settings of `data`."""
+    names = {field.name for field in fields(kind)} - others.keys()
+    return kind(**{name: getattr(config, name) for name in names}, **others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,41 +56,17 @@ class RowRules:
     @classmethod
     def of(cls, config: DataConfig) -> Self:
         return cls(
-            cells=CellRules(
-                prompt_key=config.prompt_key,
-                answer_key=config.answer_key,
-                solution_key=config.solution_key,
-                image_key=config.image_key,
-                teacher_image_key=config.teacher_image_key,
-                video_key=config.video_key,
-                puts_marks_in_front=config.image_marks == "front",
-            ),
-            images=ImageRules(
-                image_dir=config.image_dir,
-                image_hosts=tuple(config.image_hosts),
-                min_pixels=config.min_pixels,
-                max_pixels=config.max_pixels,
-            ),
+            cells=_rules(CellRules, config, puts_marks_in_front=config.image_marks == "front"),
+            images=_rules(ImageRules, config, image_hosts=tuple(config.image_hosts)),
             video_fps=config.video_fps,
             format_prompt=config.format_prompt,
             most_characters=max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * config.max_prompt_length),
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProblemRules:
-    """How rows are read, and which of them are used; the settings of `data` have the same names."""
+    """Deprecated, and here for one release: `ProblemSet` takes the section `data` of the configuration itself."""
 
-    rows: RowRules
-    max_prompt_length: int
-    filter_overlong_prompts: bool
-    skip_bad_rows: bool
-
-    @classmethod
-    def of(cls, config: DataConfig) -> Self:
-        return cls(
-            rows=RowRules.of(config),
-            max_prompt_length=config.max_prompt_length,
-            filter_overlong_prompts=config.filter_overlong_prompts,
-            skip_bad_rows=config.skip_bad_rows,
-        )
+    @staticmethod
+    def of(config: DataConfig) -> DataConfig:
+        return config

@@ -35,10 +35,10 @@ _SAVED_SPLITS = "dataset_dict.json"
 _NO_DATA = {"dataset_info.json", "dataset_infos.json", _SAVED, _SAVED_SPLITS}
 _SPLIT = re.compile(r"(?P<name>[\w.\-]+)(\[(?P<begin>-?\d+%?)?:(?P<end>-?\d+%?)?\])?")
 _PART = re.compile(
-    r"(?P<beginning>.*?)(?<!\bv)(?<!_v)([._-]?(part|shard|chunk)?[._-]?\d+([._-]of[._-](?P<total>\d+))?([._-][0-9a-f]{8,})?)?",
+    r"(?P<beginning>.*?)(?<!\bv)(?<!_v)[._-]?(part|shard|chunk)?[._-]?\d+([._-]of[._-](?P<total>\d+))?([._-][0-9a-f]{8,})?",
     re.IGNORECASE,
 )
-"""A file's name as its beginning and, for one of the parts of a whole, its number: `-00000-of-00002`, `_1`, `.part3`; the
+"""The name of one of the parts of a whole as its beginning and its number: `-00000-of-00002`, `_1`, `.part3`; the
 number behind a `v` is that of a version."""
 _ALIASES = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
 _HELD_OUT = re.compile(
@@ -200,18 +200,18 @@ def _named_after(files: Sequence[Path], folder: Path, split: str) -> list[Path]:
     """Returns the files that have a split's name as a word in their own, or are in a folder of that name."""
     for name in _names_of(split):
         word = re.compile(rf"(?<![^\W\d_]){re.escape(name)}(set|data)?(?![^\W\d_])", re.IGNORECASE)
-        chosen = [file for file in files if word.search(file.stem) or _folder_named(file, folder, name) is not None]
+        chosen = [file for file in files if word.search(file.stem) or _folder_named(file, folder, [name])]
         if chosen:
             return chosen
     return []
 
 
-def _folder_named(file: Path, folder: Path, name: str) -> Path | None:
-    """Returns the outermost folder of that name around the file, below `folder`; None if there is none."""
+def _folder_named(file: Path, folder: Path, names: Sequence[str]) -> Path | None:
+    """Returns the outermost folder of one of these names around the file, below `folder`; None if there is none."""
     place = folder
     for part in file.relative_to(folder).parts[:-1]:
         place = place / part
-        if part.lower() == name:
+        if part.lower() in names:
             return place
     return None
 
@@ -221,26 +221,23 @@ def _require_one_whole(source: str, files: Sequence[Path], folder: Path, split: 
 
     Others may hold the same rows: copies, versions, and a whole beside its parts.
     """
-    places: set[Path | None] = set()
-    beginnings: set[Path] = set()
-    totals: set[str] = set()
-    for file in files:
-        folders = [_folder_named(file, folder, name) for name in _names_of(split)]
-        places.add(next((place for place in folders if place is not None), None))
-        match = _PART.fullmatch(file.stem)
-        assert match is not None, "every name matches"
-        beginnings.add(file.parent / match["beginning"].lower())
-        totals.add(match["total"] or "")
+    places = {_folder_named(file, folder, _names_of(split)) for file in files}
     if len(places) == 1 and None not in places:
         return
-    has_whole = any(file.parent / file.stem.lower() in beginnings for file in files)
-    if len(beginnings) > 1 or len(totals) > 1 or (has_whole and len(files) > 1):
+    wholes: set[tuple[Path, str | None]] = set()  # each with its number of parts
+    for file in files:
+        match = _PART.fullmatch(file.stem)
+        if match is None:
+            wholes.add((file, None))
+        else:
+            wholes.add((file.parent / match["beginning"].lower(), match["total"]))
+    if len(wholes) > 1:
         raise ConfigError(
             f"data files '{source}': it is not clear which files are the split '{split}'. These are neither one file, nor "
             f"numbered parts of one, nor in one folder of that name, and may hold the same rows: {_listed(files, folder)}. "
             "Give the path of one, or several as a list"
         )
-    total = totals.pop()
+    _, total = wholes.pop()
     if total and int(total) != len(files):
         logger.warning("%s: %d of the %s files of '%s' are there", source, len(files), int(total), split)
 

@@ -11,7 +11,7 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, overload
@@ -36,10 +36,7 @@ pyarrow: Any = untyped_pyarrow  # it has no type annotations
 
 _FORM = "3"
 """Part of the key of copies; another one is needed when copies are written otherwise."""
-_LONG_BYTES = 100_000_000
-"""The size of files whose conversion takes long enough to be reported."""
-_BATCH_BYTES = 32_000_000
-_BATCH_ROWS = 1_000
+_BATCH_ROWS = 100
 _LFS = b"version https://git-lfs"
 _PANDAS_INDEX = "__index_level_"
 
@@ -280,9 +277,7 @@ def _local_rows(source: str, local: LocalSource) -> Rows:
     assert kind is not None, "the files of a source have known endings"
     states = [file.stat() for file in local.files]
     parts: list[_Part] = []
-    with ExitStack() as stack:
-        if sum(status.st_size for status in states) >= _LONG_BYTES:
-            stack.enter_context(phase(f"reading {source}", is_brief=True))
+    with phase(f"reading {source}", is_brief=True):
         digests = [_digest(file, local.within) for file in local.files]
         if kind in TEXT_FORMATS:
             parts.append(_text_part(local, kind, digests))
@@ -349,7 +344,7 @@ def _text_part(local: LocalSource, kind: str, digests: Sequence[str]) -> _TextPa
             cache_dir=str(entry),
             gen_kwargs=arguments,
             fingerprint=key,
-            writer_batch_size=_BATCH_ROWS // 10,
+            writer_batch_size=_BATCH_ROWS,
         )
     part = _TextPart(dataset, local.files)
     if len(part) and not part.names:
@@ -373,7 +368,11 @@ def _typed_part(file: Path, within: Path | None, kind: str, digest: str) -> _Typ
         copy = entry / "rows.arrow"
         if not copy.exists():
             with open_regular(file, within=within) as opened:
-                _write_copy(copy, _parquet_batches(opened) if kind == PARQUET else _arrow_batches(opened))
+                if kind == PARQUET:
+                    parquet = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
+                    _write_copy(copy, parquet.iter_batches(batch_size=_BATCH_ROWS))
+                else:
+                    _write_copy(copy, _arrow_batches(opened))
         return _TypedPart(datasets_library().Dataset.from_file(str(copy)))
 
 
@@ -389,14 +388,6 @@ def _write_copy(copy: Path, batches: Iterator[Any]) -> None:
     with pyarrow.OSFile(str(copy), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
         for batch in chain([first], batches):
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))
-
-
-def _parquet_batches(file: BinaryIO) -> Iterator[Any]:
-    parquet = pyarrow.parquet.ParquetFile(file, pre_buffer=False)
-    metadata = parquet.metadata
-    num_bytes = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    rows_per_batch = _BATCH_BYTES * metadata.num_rows // max(1, num_bytes)
-    return parquet.iter_batches(batch_size=max(1, min(_BATCH_ROWS, rows_per_batch)))
 
 
 def _arrow_batches(file: BinaryIO) -> Iterator[Any]:
@@ -420,6 +411,4 @@ def _hub_rows(source: str) -> Rows:
         dataset = datasets_library().load_dataset(name, split=split or "train")
     except Exception as error:  # the hub client raises a dozen unrelated types; all mean the same to the user
         raise ConfigError(f"data files '{source}': neither a local path nor reachable on the hub ({error})") from error
-    files = [Path(entry["filename"]) for entry in dataset.cache_files]
-    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return Rows([_TypedPart(dataset)], identity=f"{source} {dataset._fingerprint} {facts}")
+    return Rows([_TypedPart(dataset)], identity=f"{source} {dataset._fingerprint}")

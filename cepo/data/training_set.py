@@ -15,7 +15,6 @@ import numpy
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import Problem
-from cepo.data.row_settings import ProblemRules
 from cepo.errors import ConfigError
 from cepo.models.interface import ImageSource
 from cepo.models.processing import Processing
@@ -102,12 +101,11 @@ def read_training_sets(config: DataConfig, processing: Processing, *, with_solut
     Raises as `ProblemSet` and `require_free_names`, for fewer problems than a step needs, and `with_solutions` for a
     problem that has none.
     """
-    rules = ProblemRules.of(config)
     parts: list[ProblemSet] = []
     for source in config.train_sources:
         logger.info("reading and checking %s", source)
-        part = ProblemSet(source, rules, processing)
-        require_free_names(source, part.column_names, rules.rows.cells.columns)
+        part = ProblemSet(source, config, processing)
+        require_free_names(source, part.column_names, part.rules.cells.columns)
         if config.teacher_image_key is not None:
             part.require_column("teacher_image_key")
         if with_solutions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +13,7 @@ import numpy
 from PIL import Image
 
 from cepo.data.image_files import content_or_path, name_of
-from cepo.data.images import LARGEST_PIXELS, ImageRules, load_rgb, located, require_room, upright_rgb
+from cepo.data.images import LARGEST_PIXELS, ImageRules, load_rgb, located, require_room
 from cepo.errors import ConfigError, DataError, ForeignFileError
 from cepo.files.safe_files import size_of
 
@@ -73,43 +73,16 @@ def _playable(value: object, image_dir: str | None, name: str) -> str | io.Bytes
     return str(file)
 
 
-class _Frames:
-    """Collects the frames of a video, each resized to the size of the first within the limits."""
-
-    def __init__(self, count: int, rules: ImageRules, factor: int) -> None:
-        self._count = count
-        self._rules = rules
-        self._factor = factor
-        self.pixels: numpy.ndarray = numpy.empty((0, 0, 0, 3), numpy.uint8)
-        self._filled = 0
-
-    def add(self, frame: Image.Image) -> None:
-        if self._filled == 0:
-            width, height = _frame_size(frame.size, self._count, self._rules, self._factor)
-            require_room(self._count * width * height, "the video's frames")
-            self.pixels = numpy.empty((self._count, height, width, 3), numpy.uint8)
-        _, height, width, _ = self.pixels.shape
-        size = (width, height)
-        if frame.size != size:
-            frame = frame.resize(size, Image.Resampling.BICUBIC)
-        self.pixels[self._filled] = numpy.asarray(frame)
-        self._filled += 1
-
-
 def _of_images(values: Sequence[object], rules: ImageRules, fps: float, factor: int) -> Video:
     """Returns a video of images, with the last one twice if their number is odd."""
     from cepo.models.interface import Video  # loads torch, which the images of a report do not need
 
     if not values:
         raise DataError("the video has no frame")
-    count = len(values) + len(values) % 2
-    frames = _Frames(count, rules, factor)
-    for value in values:
-        image = load_rgb(value, rules.image_dir, hosts=rules.image_hosts)
-        frames.add(image)
-    if count > len(values):
-        frames.pixels[-1] = frames.pixels[-2]
-    return Video(frames=frames.pixels, frame_numbers=tuple(range(count)), source_fps=fps, num_source_frames=count)
+    values = [*values, values[-1]] if len(values) % 2 else values
+    images = (load_rgb(value, rules.image_dir, hosts=rules.image_hosts) for value in values)
+    pixels = _resized(images, len(values), rules, factor)
+    return Video(frames=pixels, frame_numbers=tuple(range(len(values))), source_fps=fps, num_source_frames=len(values))
 
 
 def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, factor: int) -> Video:
@@ -117,18 +90,35 @@ def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, fac
 
     total, fps = _length(source)
     numbers = _frame_numbers(total, fps, wanted_fps)
-    frames = _Frames(len(numbers), rules, factor)
+    pixels = _resized(_decoded(source, numbers, total), len(numbers), rules, factor)
+    return Video(frames=pixels, frame_numbers=tuple(numbers), source_fps=fps, num_source_frames=total)
+
+
+def _resized(frames: Iterable[Image.Image], count: int, rules: ImageRules, factor: int) -> numpy.ndarray:
+    """Returns `count` frames, (count, height, width, 3) uint8, each resized to the size of the first within the limits."""
+    pixels = numpy.empty((0, 0, 0, 3), numpy.uint8)
+    for number, frame in enumerate(frames):
+        if number == 0:
+            width, height = _frame_size(frame.size, count, rules, factor)
+            require_room(count * width * height, "the video's frames")
+            pixels = numpy.empty((count, height, width, 3), numpy.uint8)
+        _, height, width, _ = pixels.shape
+        size = (width, height)
+        pixels[number] = numpy.asarray(frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC))
+    return pixels
+
+
+def _decoded(source: str | io.BytesIO, numbers: Sequence[int], total: int) -> Iterator[Image.Image]:
+    """Yields the frames of a video of `total` frames with these numbers."""
     missing = list(numbers)
     with _opened(source) as (container, stream):
         for number, frame in enumerate(container.decode(stream)):
             if number == missing[0]:
-                frames.add(_upright(frame))
+                yield _upright(frame)
                 missing.pop(0)
             if not missing:
-                break
-    if missing:
-        raise DataError(f"it announces {total} frames, but ends before frame {missing[0]}; it is damaged")
-    return Video(frames=frames.pixels, frame_numbers=tuple(numbers), source_fps=fps, num_source_frames=total)
+                return
+    raise DataError(f"it announces {total} frames, but ends before frame {missing[0]}; it is damaged")
 
 
 def _length(source: str | io.BytesIO) -> tuple[int, float]:
@@ -153,11 +143,8 @@ def _length(source: str | io.BytesIO) -> tuple[int, float]:
 
 
 def _upright(frame: Any) -> Image.Image:
-    """Returns a frame in RGB, turned as the video states; transparent parts are white."""
-    if any(component.is_alpha for component in frame.format.components):
-        image = upright_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
-    else:
-        image = frame.to_image()
+    """Returns a frame in RGB, turned as the video states."""
+    image = frame.to_image()
     turn = _QUARTER_TURNS.get(round(frame.rotation))
     return image if turn is None else image.transpose(turn)
 

@@ -14,7 +14,7 @@ from cepo.config import RunConfig
 from cepo.config.paths import split_source
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import ContextBuilder, Problem
-from cepo.data.row_settings import ProblemRules
+from cepo.data.row_settings import RowRules
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation.benchmark_names import NamedSource, is_name
 from cepo.evaluation.benchmarks import Benchmark, converted, opened
@@ -65,8 +65,8 @@ def read_task(
     `ConfigError` if lmms-eval's protocol is asked for data that is no benchmark, and `DataError` if no row can be graded.
     """
     data = config.data
-    rules_of_data = ProblemRules.of(data)
-    rows, benchmark = opened(source, rules_of_data.rows.cells)
+    cells = RowRules.of(data).cells
+    rows, benchmark = opened(source, cells)
     num_judged = 0
     if benchmark is None:
         if rules.is_lmms:
@@ -74,9 +74,9 @@ def read_task(
                 f"protocol=lmms defines the prompts of benchmarks, and {source} is read by data.prompt_key; name its "
                 f"benchmark (NAME:{source}) or evaluate it without protocol=lmms"
             )
-        problems = ProblemSet(source.source, rules_of_data, processing)
+        problems = ProblemSet(source.source, data, processing)
         name = _own_name(source.source)
-        require_free_names(source.source, problems.column_names, rules_of_data.rows.cells.columns)
+        require_free_names(source.source, problems.column_names, cells.columns)
     else:
         converted_data = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")
         prepared = converted(rows, benchmark, source.source, skip_bad_rows=data.skip_bad_rows, is_lmms=rules.is_lmms)
@@ -86,7 +86,7 @@ def read_task(
                 f"{source}: each of its {num_judged} rows needs a judge; give judge=ADDRESS judge_model=MODEL of an "
                 "OpenAI-compatible server"
             )
-        problems = ProblemSet(source.source, ProblemRules.of(converted_data), processing, rows=prepared)
+        problems = ProblemSet(source.source, converted_data, processing, rows=prepared)
         name = benchmark.name
     return Task(
         name=_free_name(name, taken_names),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import fcntl
 import hashlib
 import json
 import logging
@@ -13,7 +12,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -25,11 +24,10 @@ from cepo.files.trees import Tree, is_dict
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT_SECONDS = 600.0
-"""How long a process waits for another one that makes the same entry and writes nothing; it may have been stopped."""
+"""How long a process waits for another one that makes the same entry, which may have been stopped."""
 UNUSED_DAYS = 60
 """Entries that were not used for so long are removed when another one is made."""
 _SEAL = "seal.json"
-_SECONDS_BETWEEN_TRIES = 0.2
 
 Seal = dict[str, list[object]]
 """For each file of an entry: its size, the times in ns of the last changes of its content and its entry, its digest."""
@@ -106,15 +104,16 @@ def cached(kind: str, key: str) -> Generator[Path]:
     """Yields the folder of an entry: empty, or with exactly what an earlier process wrote there.
 
     The caller fills an empty one. No other process changes it meanwhile. A file that is not as it was written, and an
-    entry that a killed process left, count for none. If another process is waited for that writes nothing for
-    `LONGEST_WAIT_SECONDS`, the entry is a temporary one.
+    entry that a killed process left, count for none. If another process has it for longer than `LONGEST_WAIT_SECONDS`,
+    the entry is a temporary one.
     """
     parent = cache_folder(kind)
     lock = parent / f"{key}.lock"
-    _remove_unless(lock, stat.S_ISREG)
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        if not _locked(descriptor, lock, parent / key):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(lock))
+        except OSError as error:  # filelock's `Timeout` too, and that of a file system without locks
+            logger.warning("%s is not used: %s. This run does the same work itself", lock, error)
             parent = Path(tempfile.mkdtemp(dir=_temporary_folder()))
         entry = parent / key
         _remove_unless(entry, stat.S_ISDIR)
@@ -128,8 +127,19 @@ def cached(kind: str, key: str) -> Generator[Path]:
             os.utime(entry)
         else:
             _seal(entry)
-    finally:
-        os.close(descriptor)
+
+
+def _locked(file: Path) -> Any:
+    """Locks a file as soon as no other process has, or raises `OSError`; returns a context that frees it at its end."""
+    from filelock import FileLock, Timeout  # which `cepo look` need not have
+
+    _remove_unless(file, stat.S_ISREG)
+    lock = FileLock(file, mode=0o600)
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        logger.info("waiting for another process that does the same work and has locked %s", file)
+        return lock.acquire(timeout=LONGEST_WAIT_SECONDS)
 
 
 def _remove_unless(place: Path, is_right: Callable[[int], bool]) -> None:
@@ -138,40 +148,6 @@ def _remove_unless(place: Path, is_right: Callable[[int], bool]) -> None:
         if not is_right(place.lstat().st_mode):
             logger.warning("%s is a link or of another kind than this program writes; it is removed", place)
             place.unlink()
-
-
-def _locked(descriptor: int, file: Path, entry: Path) -> bool:
-    """Locks a file as soon as no other process has; returns False, after a warning, if that takes too long or cannot be."""
-    fault = f"another process has locked it, and has written nothing for {LONGEST_WAIT_SECONDS:.0f} s"
-    until = time.monotonic() + LONGEST_WAIT_SECONDS
-    written = -1
-    is_told = False
-    while time.monotonic() < until:
-        size = _num_bytes(entry)
-        if size != written:
-            written = size
-            until = time.monotonic() + LONGEST_WAIT_SECONDS
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if not is_told:
-                is_told = True
-                logger.info("waiting for another process that does the same work and has locked %s", file)
-        except OSError as error:  # a file system without locks
-            fault = str(error)
-            break
-        time.sleep(_SECONDS_BETWEEN_TRIES)
-    logger.warning("%s is not used: %s. This run does the same work itself", file, fault)
-    return False
-
-
-def _num_bytes(entry: Path) -> int:
-    total = 0
-    for file in entry.rglob("*"):
-        with suppress(OSError):  # the other process removes it at the same time
-            total += file.lstat().st_size
-    return total
 
 
 def _files(entry: Path) -> list[Path]:

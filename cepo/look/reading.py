@@ -18,7 +18,6 @@ import pyarrow
 import pyarrow.parquet
 
 from cepo.errors import DataError
-from cepo.files.parquet_tables import bounded_batches
 from cepo.files.safe_files import LARGEST_LINE, damaged_as, objects_in, open_regular, read_json, read_text
 from cepo.files.trees import Fields, Tree
 from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of
@@ -220,7 +219,9 @@ def _rows(file: Path, most: int, of_row: Callable[[Tree], RecordedResponse | Non
     with open_regular(file) as opened:
         try:
             names = [column.name for column in pyarrow.parquet.read_schema(opened) if not _is_of_numbers(column.type)]
-            number_of_rows, batches = bounded_batches(file, opened, names, _BLOCK)
+            content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
+            number_of_rows = content.metadata.num_rows
+            batches = content.iter_batches(batch_size=_BLOCK, columns=names, use_threads=False)
             stride = _stride(number_of_rows, most)
             for number, batch in enumerate(batches):
                 if number % stride == 0:

@@ -11,14 +11,14 @@ import pyarrow
 import pyarrow.compute
 
 from cepo.errors import DataError
-from cepo.files.parquet_tables import read_bounded_table
 from cepo.files.safe_files import open_regular
 from cepo.report.responses import RecordedResponse, ResponseGroup, groups_of
 from cepo.run_folder.layout import IMAGES_FOLDER, ROLLOUTS_FOLDER
+from cepo.run_folder.trace import read_parquet
 
 STEP_FILES = f"{ROLLOUTS_FOLDER}/step_*.parquet"
 _LENGTHS = "token_advantages"
-_COLUMNS = (
+_COLUMNS = [
     "step",
     "group",
     "problem",
@@ -29,7 +29,7 @@ _COLUMNS = (
     "accuracy",
     "images",
     _LENGTHS,
-)
+]
 
 
 def groups_of_run(folder: Path) -> list[ResponseGroup]:
@@ -39,10 +39,10 @@ def groups_of_run(folder: Path) -> list[ResponseGroup]:
 
 
 def responses_of_step(file: Path) -> Iterator[RecordedResponse]:
-    """Yields what a step recorded; raises `DataError`: the file is damaged, lacks columns, or has too many values."""
+    """Yields what a step recorded; raises `DataError`: the file is damaged, or lacks columns."""
     try:
         with open_regular(file, within=file.parents[1]) as opened:
-            table = read_bounded_table(file, opened, _COLUMNS)
+            table = read_parquet(opened, _COLUMNS)
         lengths = pyarrow.compute.call_function("list_value_length", [table.column(_LENGTHS)]).to_pylist()
         rows = table.drop_columns(_LENGTHS).to_pylist()
     except (pyarrow.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:

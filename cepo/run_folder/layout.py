@@ -1,4 +1,4 @@
-"""Names the files and folders of a run folder, and finds its checkpoints.
+"""Names the files and folders of a run folder, finds its checkpoints, and sets an earlier run's aside.
 
 | name | content |
 | --- | --- |
@@ -13,11 +13,15 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from cepo.errors import ForeignFileError
 from cepo.files.safe_files import irregular_file
+
+logger = logging.getLogger(__name__)
 
 ROLLOUTS_FOLDER = "rollouts"
 IMAGES_FOLDER = "images"
@@ -44,6 +48,8 @@ MLFLOW_FOLDER = "mlflow"
 SWANLAB_FOLDER = "swanlab"
 _WANDB_FOLDER = "wandb"
 RECORDS = (METRICS_FILE, GENERATIONS_FILE, ROLLOUTS_FOLDER, IMAGES_FOLDER)
+# The folders of external trackers may hold several runs, so they remain; only this run's identifiers are moved.
+_SET_ASIDE = (*RECORDS, CONFIG_FILE, ENVIRONMENT_FILE, TENSORBOARD_FOLDER, TRACKERS_FILE)
 _WRITTEN = (LOCK_FILE, LOGS_FOLDER, *RECORDS, TENSORBOARD_FOLDER, MLFLOW_FOLDER, SWANLAB_FOLDER, _WANDB_FOLDER)
 STAGES = ("read", "generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
 """The stages of a step in the order in which they run; each has a metric `timing_s/<stage>`."""
@@ -54,19 +60,14 @@ def require_own_records(folder: Path, names: Sequence[str] = _WRITTEN) -> None:
 
     Files that are replaced as a whole do not count, and neither do the links that W&B makes in its folder.
     """
-    entries = [folder / name for name in names]
-    irregular: list[Path] = []
-    for path in entries:
+    for name in names:
+        path = folder / name
         is_regular = path.is_file() or path.is_dir() or not path.exists()
-        if path.is_symlink() or not is_regular:
-            irregular.append(path)
-    for path in entries:
-        if path.name != _WANDB_FOLDER:
-            inner = irregular_file(path)
-            if inner is not None:
-                irregular.append(inner)
-    if irregular:
-        raise ForeignFileError(irregular[0], "is a link, a pipe or a device, and the run would write there; remove it")
+        irregular = None if is_regular and not path.is_symlink() else path
+        if irregular is None and name != _WANDB_FOLDER:
+            irregular = irregular_file(path)
+        if irregular is not None:
+            raise ForeignFileError(irregular, "is a link, a pipe or a device, and the run would write there; remove it")
 
 
 def run_folder_of(path: Path) -> Path:
@@ -103,3 +104,24 @@ def checkpoint_folders(folder: Path) -> dict[int, Path]:
         if not path.is_symlink() and number.isdecimal() and str(int(number)) == number:
             folders[int(number)] = path
     return dict(sorted(folders.items()))
+
+
+def set_aside_earlier_run(folder: Path, *, resumed_step: int | None) -> None:
+    """Moves what this run does not continue into a new subfolder `earlier_run_<n>`, so that no run resumes from it.
+
+    These are the checkpoints after `resumed_step` and, if it is None, all checkpoints and records.
+    """
+    last_own_step = resumed_step or 0
+    discontinued = [path for step, path in checkpoint_folders(folder).items() if step > last_own_step]
+    if resumed_step is None:
+        discontinued += [folder / name for name in _SET_ASIDE if (folder / name).exists()]
+    if not discontinued:
+        return
+    numbered = (folder / f"earlier_run_{number}" for number in itertools.count(1))
+    aside = next(place for place in numbered if not place.exists())
+    aside.mkdir()
+    for path in discontinued:
+        path.rename(aside / path.name)
+    logger.info(
+        "%d records and checkpoints of an earlier run in %s were moved to %s", len(discontinued), folder, aside.name
+    )

@@ -22,7 +22,6 @@ import pyarrow
 import pyarrow.parquet
 
 from cepo.errors import DataError
-from cepo.files.parquet_tables import read_bounded_table
 from cepo.files.safe_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.layout import IMAGES_FOLDER, ROLLOUTS_FOLDER
@@ -38,11 +37,7 @@ _LOG_PROBS = "log_probs_"
 _INDEX = pyarrow.int32()
 _TEXT = pyarrow.string()
 _NUMBERS = pyarrow.list_(pyarrow.float32())
-_OF_PROMPT = {
-    "prompt_id": _TEXT,
-    "problem": _TEXT,
-    "ground_truth": _TEXT,
-}
+_OF_PROMPT = ("prompt_id", "problem", "ground_truth")
 _OF_ROLLOUT = {
     "response": _TEXT,
     "finished": pyarrow.bool_(),
@@ -59,7 +54,7 @@ _COLUMNS = {
     "step": _INDEX,
     "group": _INDEX,
     "rollout": _INDEX,
-    **_OF_PROMPT,
+    **dict.fromkeys(_OF_PROMPT, _TEXT),
     "images": pyarrow.list_(_TEXT),
     **_OF_ROLLOUT,
 }
@@ -164,11 +159,10 @@ class Trace:
         prompt: Tree = {
             "step": group.step,
             "group": group.number,
-            "prompt_id": _utf8(group.prompt_id),
-            "problem": _utf8(group.problem),
-            "ground_truth": _utf8(group.ground_truth),
             "images": [self._stored(image) for image in group.images],
         }
+        for name in _OF_PROMPT:
+            prompt[name] = _utf8(getattr(group, name))
         for index, rollout in enumerate(group.rollouts):
             row = prompt | {"rollout": index}
             for name in _OF_ROLLOUT:
@@ -189,11 +183,8 @@ class Trace:
                     _delete(file)
             used_images: set[str] = set()
             for _, file in _steps(self._files.parent):
-                column = pyarrow.parquet.read_table(
-                    file, columns=["images"], use_threads=False, pre_buffer=False
-                ).column("images")
-                for names in column.to_pylist():
-                    used_images.update(names)
+                for row in read_parquet(file, ["images"]).to_pylist():
+                    used_images.update(row["images"])
             for path in self._images.glob("*.png"):
                 if path.name not in used_images:
                     _delete(path)
@@ -231,11 +222,9 @@ def _group_record(file: Path, number: int, rows: Sequence[Fields]) -> GroupRecor
     return GroupRecord(
         step=first_row["step"],
         number=number,
-        prompt_id=first_row["prompt_id"],
-        problem=first_row["problem"],
-        ground_truth=first_row["ground_truth"],
         images=images,
         rollouts=rollouts,
+        **{name: first_row[name] for name in _OF_PROMPT},
     )
 
 
@@ -264,14 +253,19 @@ def _checked_tables(run_folder: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _table(file: Path, run_folder: Path) -> Any:
-    """Reads the file of a step; raises `DataError` if it is damaged or has too many values."""
+    """Reads the file of a step; raises `DataError` if it is damaged."""
     try:
         with open_regular(file, within=run_folder) as opened:
-            return read_bounded_table(file, opened)
+            return read_parquet(opened)
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise DataError(
             f"{file} cannot be read as Parquet ({type(error).__name__}). Remove it to read the rest"
         ) from error
+
+
+def read_parquet(file: Any, columns: Sequence[str] | None = None) -> Any:
+    """Returns a table. Without Arrow's threads, some of which still ran when a process ended, which aborted it."""
+    return pyarrow.parquet.read_table(file, columns=columns, use_threads=False, pre_buffer=False)
 
 
 def _require_columns(table: Any, file: Path) -> None:

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from cepo.commands.cli import main
 from cepo.config import load_config
 from cepo.credit.truth import claim_folder
-from cepo.errors import CepoError, CheckpointError, DataError
+from cepo.errors import CepoError, CheckpointError
 from cepo.evaluation.tasks import adapter_of
 from cepo.microgeo.world import ASSETS
 from cepo.models.pretrained import load_model, read_quantization
@@ -34,7 +34,6 @@ from cepo.report.score_tables import Column, ScoreTable, TableRow
 from cepo.run_folder.lock import RunLock
 from cepo.run_folder.sinks.base import RunDescription
 from cepo.run_folder.sinks.tracker import build_tracker
-from cepo.run_folder.trace import read_rollouts
 from cepo.terminal.lines import LogHandler
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.protocol import Backend
@@ -225,12 +224,6 @@ def test_a_report_refuses_a_hostile_folder(
     REPORTED[name](folder)
     assert str(folder) in refused(["report", folder], victim, capsys) or "image" in name
     assert not (folder / "report.html").exists()
-
-
-def test_a_step_has_a_largest_number_of_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cepo.files.parquet_tables._MOST_VALUES", 30)
-    with pytest.raises(DataError, match=r"step_00000001\.parquet has \d+ values; accepted: at most 30"):
-        list(read_rollouts(folder))
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -18,7 +18,6 @@ import cepo
 from cepo.config import check_config
 from cepo.config.schema import DataConfig, TrainerConfig
 from cepo.data.dataset import ProblemSet
-from cepo.data.row_settings import ProblemRules
 from cepo.errors import (
     CepoError,
     CheckpointError,
@@ -52,7 +51,7 @@ def a_prompt_that_is_too_long(_: Path) -> None:
     processing: Any = SimpleNamespace(template_ids=lambda *_, **__: range(999))
     ProblemSet(
         "rows.jsonl",
-        ProblemRules.of(config),
+        config,
         processing,
         rows=Dataset.from_dict({"prompt": ["Find x."], "answer": ["7"]}),
     )

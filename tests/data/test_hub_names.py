@@ -70,7 +70,7 @@ def test_a_name_that_hub_and_cache_lack_ends_in_seconds(hub_home: Path, caplog: 
     parts = ("worker.actor.model.model_path=org/model", "refused", str(hub_home / "hub"), "HTTPS_PROXY")
     assert [part for part in parts if part not in str(caught.value)] == []
     (hub_home / "hub" / "models--org--model").mkdir(parents=True)
-    (hub_home / "datasets" / "org___problems").mkdir(parents=True)
+    (hub_home / "hub" / "datasets--org--problems").mkdir(parents=True)
     require_hub_names([MODEL], [DATA])
     assert caplog.text.count("using the earlier download") == 2
 

@@ -71,7 +71,6 @@ def spellings(content: bytes) -> list[object]:
     """A file in base64, in all the ways in which rows have it."""
     text = base64.b64encode(content).decode()
     lines = "\r\n".join(text[start : start + 76] for start in range(0, len(text), 76))
-    in_percent = text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
     values: list[object] = [
         text,
         f" \n{lines}\n",
@@ -79,8 +78,6 @@ def spellings(content: bytes) -> list[object]:
         base64.urlsafe_b64encode(content).decode(),
         {"bytes": None, "path": text},
         f"DATA:image/PNG;BASE64, {text}",
-        f"data:image/png;base64,{in_percent}",
-        "data:image/png," + "".join(f"%{byte:02X}" for byte in content),
     ]
     for mime_type in ("image/png", "image/x-ms-bmp", "application/octet-stream", "", "text/plain;charset=US-ASCII"):
         values.append(f"data:{mime_type};base64,{lines}")

@@ -19,7 +19,6 @@ from cepo.data import read_ahead
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.read_ahead import ProblemReader, ReadProblem
-from cepo.data.row_settings import ProblemRules
 from cepo.data.training_set import TrainingProblems
 from cepo.errors import DataError
 from cepo.models.processing import Processing
@@ -45,7 +44,7 @@ def problems_in(folder: Path, processing: Processing, *, images: bool = True) ->
     if images:
         columns["images"] = [[f"{row}.png"] for row in range(12)]
     config = DataConfig(train_files="rows", image_dir=str(folder), min_pixels=None, max_prompt_length=4096)
-    problems = ProblemSet("rows", ProblemRules.of(config), processing, rows=Dataset.from_dict(columns))
+    problems = ProblemSet("rows", config, processing, rows=Dataset.from_dict(columns))
     return TrainingProblems([problems])
 
 

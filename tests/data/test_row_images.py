@@ -17,7 +17,7 @@ from cepo.config.schema import DataConfig
 from cepo.data.dataset import ProblemSet
 from cepo.data.image_store import ImageStore
 from cepo.data.images import ImageRules, checked_sizes, decoded_images, limited_size
-from cepo.data.row_settings import ProblemRules, RowRules
+from cepo.data.row_settings import RowRules
 from cepo.errors import DataError
 from cepo.models.interface import ImageSource
 from cepo.models.processing import Processing
@@ -43,7 +43,7 @@ def read(tmp_path: Path, tiny_processing: Processing) -> Read:
             lines.append(json.dumps({"problem": f"{marks}?", "answer": "1"} | row) + "\n")
         file = tmp_path / "rows.jsonl"
         file.write_text("".join(lines), encoding="utf-8")
-        return ProblemSet(str(file), ProblemRules.of(config(tmp_path, **settings)), tiny_processing)
+        return ProblemSet(str(file), config(tmp_path, **settings), tiny_processing)
 
     return reader
 
@@ -181,12 +181,12 @@ def test_an_image_beside_the_data_names_its_folder(
     (tmp_path / data).write_text(json.dumps(row), encoding="utf-8")
     expected = tmp_path / folder
     for source in (str(tmp_path / data), f"{tmp_path / data}@train[:1]", str((tmp_path / data).parent)):
-        rules = ProblemRules.of(DataConfig(train_files=source))
+        rules = DataConfig(train_files=source)
         with pytest.raises(
             DataError, match=rf"'{path}' does not exist\. It lies in {expected}: set data.image_dir={expected}"
         ):
             ProblemSet(source, rules, tiny_processing)
-    rules = ProblemRules.of(DataConfig(train_files=data, image_dir=str(expected)))
+    rules = DataConfig(train_files=data, image_dir=str(expected))
     assert len(ProblemSet(str(tmp_path / data), rules, tiny_processing)[0].images) == 1
 
 

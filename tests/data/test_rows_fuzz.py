@@ -21,9 +21,8 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import ProblemSet
 from cepo.data.images import load_rgb, verify_image
-from cepo.data.messages import ROLES, read_turns
+from cepo.data.messages import ROLES, read_conversation
 from cepo.data.prompts import ContextBuilder
-from cepo.data.row_settings import ProblemRules
 from cepo.data.sources import FORMATS
 from cepo.data.tables import read_source
 from cepo.errors import DataError
@@ -100,7 +99,7 @@ def contexts(tiny_processing: Processing) -> ContextBuilder:
 def problems_in(source: Path, processing: Processing, *, rows: Any = None, **settings: Any) -> ProblemSet:
     limits: dict[str, Any] = {"min_pixels": None, "max_pixels": 4096, "max_prompt_length": LONGEST}
     config = DataConfig(train_files=str(source), **(limits | settings))
-    return ProblemSet(str(source), ProblemRules.of(config), processing, rows=rows)
+    return ProblemSet(str(source), config, processing, rows=rows)
 
 
 def require_problems(source: Path, processing: Processing, contexts: ContextBuilder, **settings: Any) -> None:
@@ -209,7 +208,7 @@ def test_an_image_that_passes_its_check_can_be_decoded(value: Any) -> None:
 def test_any_messages_are_turns_or_our_error(messages: Any) -> None:
     turns = None
     with only_our_errors():
-        turns = read_turns(messages)
+        turns = read_conversation(messages).turns
     if turns is not None:
         assert [turn.role for turn in turns] == [message["role"] for message in messages]
         assert turns[-1].role == "user"

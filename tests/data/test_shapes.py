@@ -19,7 +19,7 @@ from cepo.data.dataset import ProblemSet
 from cepo.data.image_store import ImageStore
 from cepo.data.prompts import Problem
 from cepo.data.row_parser import read_cells, unwrapped
-from cepo.data.row_settings import CellRules, ProblemRules, RowRules
+from cepo.data.row_settings import CellRules, RowRules
 from cepo.data.tables import read_source
 from cepo.errors import ConfigError, DataError
 from cepo.models.interface import ImageSource, Turn
@@ -92,7 +92,7 @@ def read(tmp_path: Path, tiny_processing: Processing) -> Read:
         usual: dict[str, Any] = {"train_files": str(file), "min_pixels": None, "max_pixels": 10_000}
         usual["image_dir"] = str(tmp_path)
         config = DataConfig(**(usual | settings))
-        found = ProblemSet(str(file), ProblemRules.of(config), tiny_processing)
+        found = ProblemSet(str(file), config, tiny_processing)
         store = ImageStore(RowRules.of(config), tiny_processing)
         for number, problem in enumerate(found):
             again = store.images(ImageSource(data=str(file), row=number))
@@ -139,8 +139,9 @@ def test_a_name_with_a_dot_comes_before_a_nested_one(read: Read) -> None:
     assert read(flat, answer_key="x.y")[0].ground_truth == "flat"
     with pytest.raises(DataError, match=r"row 1: column 'x\.y' is empty"):
         read(flat, flat | {"x.y": None}, answer_key="x.y")
-    deep = {"prompt": "a", "x": {"y.z": {"w": "1"}, "y": {"z.w": "2"}}}
-    assert read(deep, answer_key="x.y.z.w")[0].ground_truth == "1"
+    deep = {"prompt": "a", "x": {"y.z": "1", "y": {"z": "2", "w": "3"}}}
+    assert read(deep, answer_key="x.y.z")[0].ground_truth == "1"
+    assert read(deep, answer_key="x.y.w")[0].ground_truth == "3"
 
 
 def test_every_key_leads_into_nested_columns(read: Read) -> None:

@@ -15,7 +15,6 @@ from tiny_checkpoints import FAMILIES, write_checkpoint
 from cepo.config.schema import DataConfig
 from cepo.config.worker_schema import LoraConfig
 from cepo.data.dataset import ProblemSet
-from cepo.data.row_settings import ProblemRules
 from cepo.errors import ConfigError, DataError
 from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of
@@ -48,7 +47,7 @@ def test_a_picture_for_a_text_model_is_refused_with_its_row(text_model: Path, tm
     with pytest.raises(DataError, match=r"row 1: the row has images, but the model's folder has no image processor"):
         ProblemSet(
             str(file),
-            ProblemRules.of(DataConfig(train_files=str(file), prompt_key="problem")),
+            DataConfig(train_files=str(file), prompt_key="problem"),
             Processing(str(text_model)),
         )
 

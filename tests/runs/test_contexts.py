@@ -33,7 +33,6 @@ from cepo.algorithms.visual import Visual
 from cepo.data.batch import ScoringRow, token_array
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import ContextBuilder, Problem, mask_for
-from cepo.data.row_settings import ProblemRules
 from cepo.errors import ConfigError, DataError
 from cepo.metrics import results
 from cepo.models.interface import EncodedPrompt, Turn
@@ -329,10 +328,10 @@ def test_images_of_another_number_or_no_column_are_refused(
     illustrated[2]["crop"] *= 2
     settings = checked_config([*tiny_run, "data.teacher_image_key=crop"]).data
     with pytest.raises(DataError, match=r"row 2: column 'crop' has 2 images for the teacher, and the row has 1"):
-        ProblemSet(written(illustrated, tmp_path), ProblemRules.of(settings), tiny_processing)
+        ProblemSet(written(illustrated, tmp_path), settings, tiny_processing)
     for row in illustrated:
         del row["crop"]
-    problems = ProblemSet(written(illustrated, tmp_path), ProblemRules.of(settings), tiny_processing)
+    problems = ProblemSet(written(illustrated, tmp_path), settings, tiny_processing)
     assert problems[0].teacher_images == ()
     with pytest.raises(ConfigError, match=r"data.teacher_image_key is 'crop', which .* does not have"):
         problems.require_column("teacher_image_key")

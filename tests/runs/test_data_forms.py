@@ -18,7 +18,6 @@ from cepo.config import load_config
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import ContextBuilder, Problem
-from cepo.data.row_settings import ProblemRules
 from cepo.data.tables import read_source
 from cepo.data.training_set import most_visuals, read_training_sets, weighted_indices
 from cepo.errors import ConfigError, DataError
@@ -49,7 +48,7 @@ Reader = Callable[..., ProblemSet]
 def read(tiny_processing: Processing) -> Reader:
     def reader(source: Path | str, **settings: Any) -> ProblemSet:
         config = DataConfig(train_files=str(source), **(SETTINGS | settings))
-        return ProblemSet(str(source), ProblemRules.of(config), tiny_processing)
+        return ProblemSet(str(source), config, tiny_processing)
 
     return reader
 

@@ -29,7 +29,6 @@ from training_runs import (
 
 import cepo.train
 from cepo.data.dataset import ProblemSet
-from cepo.data.row_settings import ProblemRules
 from cepo.errors import ConfigError, DataError, EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.generator import Generation
@@ -213,12 +212,10 @@ def test_a_bad_row_is_named_or_left_out(
     file = write_rows(tmp_path, {}, {}, change, {})
     options = [*tiny_run, f"data.train_files={file}", f"data.image_dir={tmp_path}"]
     with pytest.raises(DataError) as refused:
-        ProblemSet(str(file), ProblemRules.of(checked_config(options).data), tiny_processing)
+        ProblemSet(str(file), checked_config(options).data, tiny_processing)
     for each in [*words, str(file), "row 2", "data.skip_bad_rows=true"]:
         assert each in str(refused.value)
-    problems = ProblemSet(
-        str(file), ProblemRules.of(checked_config([*options, "data.skip_bad_rows=true"]).data), tiny_processing
-    )
+    problems = ProblemSet(str(file), checked_config([*options, "data.skip_bad_rows=true"]).data, tiny_processing)
     assert problems.skipped == Counter(bad=1)
     assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
 

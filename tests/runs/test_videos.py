@@ -33,7 +33,6 @@ from cepo.config.schema import DataConfig
 from cepo.data.batch import ScoringRow, token_array
 from cepo.data.dataset import ProblemSet
 from cepo.data.images import ImageRules
-from cepo.data.row_settings import ProblemRules
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.interface import EncodedPrompt, ImageSource, Video
@@ -164,7 +163,7 @@ def test_too_many_frames_or_pixels_are_refused_at_once(form: str, monkeypatch: p
     for name, most in (("MOST_FRAMES", 299), ("LARGEST_PIXELS", 4095)):
         with monkeypatch.context() as patch:
             patch.setattr(f"cepo.data.videos.{name}", most)
-            patch.setattr("cepo.data.videos._Frames.add", lambda *_: pytest.fail("a frame was taken"))
+            patch.setattr("cepo.data.videos._upright", lambda _: pytest.fail("a frame was taken"))
             with pytest.raises(DataError, match=r"the video: .*accepted: at most"):
                 read(content, None)
 
@@ -318,7 +317,7 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
     def problems_of(file: Path, **settings: Any) -> ProblemSet:
         folder = str(video_file.parent)
         usual = {"train_files": str(file), "prompt_key": "problem", "image_dir": folder, "min_pixels": 4096}
-        return ProblemSet(str(file), ProblemRules.of(DataConfig(**(usual | settings))), tiny_processing)
+        return ProblemSet(str(file), DataConfig(**(usual | settings)), tiny_processing)
 
     def of_row(**row: Any) -> ProblemSet:
         return problems_of(write_lines(tmp_path / "row.jsonl", [row | {"answer": "1"}]))

@@ -22,7 +22,7 @@ from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow, token_array
 from cepo.data.dataset import ProblemSet
 from cepo.data.image_store import ImageStore
 from cepo.data.prompts import ContextBuilder, mask_for
-from cepo.data.row_settings import ProblemRules, RowRules
+from cepo.data.row_settings import RowRules
 from cepo.losses.aggregation import LossDenominators
 from cepo.models.interface import EncodedPrompt, ImageInputs, ImageSource, Video
 from cepo.models.processing import Processing
@@ -256,7 +256,7 @@ def test_masked_images_arrive_with_the_same_black_patches(
     file = tmp_path / "train.parquet"
     write_problems(file, train)
     config = load_config(["config=configs/microgeo/base.yaml", f"data.train_files={file}"])
-    rules = ProblemRules.of(config.data)
+    rules = config.data
     problem = ProblemSet(str(file), rules, tiny_processing)[2]
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
     student = contexts.student(problem)
@@ -265,7 +265,7 @@ def test_masked_images_arrive_with_the_same_black_patches(
     rows = [ScoringRow(context=context, response_ids=token_array([5, 6])) for context in (student, masked, masked)]
     message = Sender(by_source=by_source).encode(rows)
     assert (len(message) < 2000) == by_source
-    arrived = Receiver(ImageStore(rules.rows, tiny_processing)).decode(message)
+    arrived = Receiver(ImageStore(RowRules.of(rules), tiny_processing)).decode(message)
     keys = [row.context.images.content_key for row in arrived]
     assert keys == [row.context.images.content_key for row in rows if row.context.images is not None]
     assert keys[0] != keys[1] == keys[2]

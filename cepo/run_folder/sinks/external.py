@@ -1,12 +1,13 @@
-"""What the sinks of trackers share: which run of the tracker goes on after a resume, and what they log beside metrics.
+"""The sinks of trackers: what all share, and those that log through a library with runs: W&B, SwanLab, Trackio.
 
-Each tracker has a module of its own. `docs/tracking.md` says what each does without a network.
+`docs/tracking.md` says what each does without a network.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,14 +16,17 @@ import yaml
 
 from cepo.files.safe_files import read_json
 from cepo.files.trees import Tree
-from cepo.run_folder.layout import TRACKERS_FILE
+from cepo.run_folder.layout import SWANLAB_FOLDER, TRACKERS_FILE
 from cepo.run_folder.sinks.base import RunDescription, Sink, TrackedCredit
-from cepo.run_folder.sinks.samples import TrackedSample, tracked_samples
+from cepo.run_folder.sinks.samples import IMAGE, TrackedSample, tracked_samples
 from cepo.run_folder.trace import GroupRecord
 from cepo.run_folder.writing import write_atomically
 
 SAMPLES = "val/generations"
 CREDIT = "credit/responses"
+STEP_NAME = "trainer/step"
+"""The axis of all W&B charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""
+_SWANLAB_IMAGES = "val/images"
 _STEPS_BETWEEN_CREDIT = 10
 """A tracker gets the credit of two responses at most this often, since long ones take some hundred kB."""
 
@@ -79,6 +83,118 @@ class LibrarySink(ExternalSink):
 
     def close(self) -> None:
         self.run.finish()
+
+
+class WandbSink(LibrarySink):
+    """Logs to Weights & Biases."""
+
+    def __init__(self, run: RunDescription) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        super().__init__(run)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        identifier = earlier_run(run, "wandb") or uuid.uuid4().hex[:12]
+        self.start(
+            wandb,
+            run,
+            identifier,
+            name=run.experiment,
+            id=identifier,
+            reinit="create_new",
+            dir=str(run.folder),
+            settings=wandb.Settings(console="off"),
+        )
+        self.run.define_metric(STEP_NAME)
+        self.run.define_metric("*", step_metric=STEP_NAME)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.log(step, {name: float(value) for name, value in values.items()})
+
+    def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
+        columns: dict[str, None] = {}  # in the order of their first sample
+        for sample in samples:
+            columns.update(dict.fromkeys(sample.texts))
+        images = self._images(samples)
+        table_rows: list[list[Any]] = []
+        for sample in samples:
+            table_row: list[Any] = [sample.texts.get(name, "") for name in columns]
+            if images:
+                table_row.insert(0, images.get(sample.image_name))
+            table_rows.append(table_row)
+        names = [IMAGE, *columns] if images else list(columns)
+        self.log(step, {SAMPLES: self.library.Table(columns=names, data=table_rows)})
+
+    def _images(self, samples: Sequence[TrackedSample]) -> dict[str, Any]:
+        """Returns the library's images by name, each once."""
+        images: dict[str, Any] = {}
+        for sample in samples:
+            if sample.image is not None and sample.image_name not in images:
+                images[sample.image_name] = self.library.Image(sample.image)
+        return images
+
+    def log_credit(self, step: int, credit: TrackedCredit) -> None:
+        self.log(step, {CREDIT: self.library.Html(credit.html(), data_is_not_path=True)})
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.run.log({STEP_NAME: step, **values})
+
+
+class SwanlabSink(LibrarySink):
+    """Logs to SwanLab."""
+
+    def __init__(self, run: RunDescription) -> None:
+        import swanlab  # pyright: ignore[reportMissingImports]
+
+        super().__init__(run)
+        folder = run.folder / SWANLAB_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        identifier = earlier_run(run, "swanlab") or uuid.uuid4().hex[:12]
+        self.start(
+            swanlab,
+            run,
+            identifier,
+            name=run.experiment,
+            id=identifier,
+            reinit=True,
+            log_dir=str(folder),
+        )
+
+    def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
+        texts: list[Any] = []
+        images: dict[str, Any] = {}
+        for sample in samples:
+            lines = [f"{name}: {value}" for name, value in sample.texts.items()]
+            texts.append(self.library.Text("\n\n".join(lines)))
+            if sample.image is not None and sample.image_name not in images:
+                caption = sample.texts.get("prompt_id", "")
+                images[sample.image_name] = self.library.Image(sample.image, caption=caption)
+        media = {SAMPLES: texts}
+        if images:
+            media[_SWANLAB_IMAGES] = list(images.values())
+        self.log(step, media)
+
+
+class TrackioSink(LibrarySink):
+    """Logs to Trackio, which finds runs by name, so that a run has the experiment's name with a suffix of its own."""
+
+    def __init__(self, run: RunDescription) -> None:
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        super().__init__(run)
+        name = earlier_run(run, "trackio") or f"{run.experiment}-{uuid.uuid4().hex[:6]}"
+        self.start(trackio, run, name, name=name, embed=False, auto_log_cpu=False, auto_log_gpu=False)
+
+    def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
+        table_rows: list[dict[str, Any]] = []
+        for sample in samples:
+            table_row: dict[str, Any] = dict(sample.texts)
+            if sample.image is not None:
+                table_row[IMAGE] = self.library.Image(sample.image)
+            table_rows.append(table_row)
+        self.log(step, {SAMPLES: self.library.Table(data=table_rows)})
+
+
+# What trackers know of a run
 
 
 def earlier_run(run: RunDescription, tracker: str) -> str | None:

@@ -7,16 +7,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from cepo.errors import ConfigError, did_you_mean
-from cepo.run_folder.archive import set_aside_earlier_run
-from cepo.run_folder.layout import require_own_records
+from cepo.run_folder.layout import require_own_records, set_aside_earlier_run
 from cepo.run_folder.sinks.base import RunDescription, Sink
 from cepo.run_folder.sinks.console import ConsoleSink
+from cepo.run_folder.sinks.external import SwanlabSink, TrackioSink, WandbSink
 from cepo.run_folder.sinks.files import FileSink
 from cepo.run_folder.sinks.mlflow_sink import MlflowSink
-from cepo.run_folder.sinks.swanlab_sink import SwanlabSink
 from cepo.run_folder.sinks.tensorboard_sink import TensorboardSink
-from cepo.run_folder.sinks.trackio_sink import TrackioSink
-from cepo.run_folder.sinks.wandb_sink import WandbSink
 from cepo.run_folder.trace import GroupRecord
 
 _log = logging.getLogger(__name__)
