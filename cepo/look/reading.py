@@ -90,7 +90,7 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     if num_repeated:
         notes.append(f"{num_repeated:,} files repeat the responses of the file before, and are left out.")
     if not responses:
-        raise DataError(f"{place}: {form.name}, but no response in it has a reward")
+        raise DataError(f"{place}: {form.name}, but no response in it has a text and a reward")
     return SeenRollouts(
         place=place,
         form=form.name,
