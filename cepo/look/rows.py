@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy
 
@@ -27,23 +27,18 @@ _VERLS_KEY = re.compile(r"(?P<prompt>(?P<padding>pad)?[0-9a-f-]{32,36})_\d+_\d+\
 """The `uid` of a row of verl: prompt, rollout, and output; `pad` if the row fills a batch and is no response."""
 
 
-def response_of(row: Fields, step: int, *, parts: Mapping[str, float] | None = None) -> RecordedResponse | None:
+def response_of(row: Fields, step: int, *, scores: Fields | None = None) -> RecordedResponse | None:
     """Returns the response of a row with one of the known names for each field; None if it has no reward.
 
-    `parts` are the scores of several reward functions; the reward is their sum.
+    `scores` are those of several reward functions, None or NaN where one gave none; the reward is their sum.
     """
     key = _VERLS_KEY.match(str(row.get("uid")))
-    if key is not None and key["padding"]:
-        return None
-    if parts is None:
-        reward = _number(_first(row, REWARD))
-    else:
-        parts = {name: score for name, score in parts.items() if not math.isnan(score)}
-        reward = math.fsum(parts.values()) if parts else None
-    if reward is None:
+    parts = {name: number for name, score in (scores or {}).items() if (number := _number(score)) is not None}
+    reward = _number(_first(row, REWARD)) if scores is None else math.fsum(parts.values()) if parts else None
+    if reward is None or (key is not None and key["padding"]):
         return None
     text = text_of(_first(row, RESPONSE))
-    right = _number(_first(row if parts is None else parts, _RIGHT))
+    right = _number(_first(row if scores is None else parts, _RIGHT))
     length = _number(_first(row, _LENGTH))
     truncated = row.get("is_truncated", row.get("truncated"))
     return RecordedResponse(
@@ -56,8 +51,7 @@ def response_of(row: Fields, step: int, *, parts: Mapping[str, float] | None = N
         ground_truth=_truth_of(_first(row, _TRUTH)),
         right=None if right is None else right >= 0.5,
         finished=(not truncated) if isinstance(truncated, bool) else row.get("finished"),
-        advantage=_number(row.get("advantage")),
-        parts=parts or {},
+        parts=parts,
         images=_images_of(row),
     )
 
@@ -90,7 +84,6 @@ def nemo_response(row: Fields, step: int) -> RecordedResponse | None:
         response="\n".join(said),
         reward=reward,
         length=int(marks.sum()),
-        advantage=_mean(_masked(row.get("advantages"), marks)),
         gap=_mean(numpy.abs(sampled - trained)) if len(sampled) == len(trained) else None,
         surprise=_mean(-sampled),
     )
@@ -115,7 +108,7 @@ def prime_response(row: Fields, step: int) -> RecordedResponse | None:
     scores = {name: float(score) for name, score in rewards.items() if _number(score) is not None}
     total = _number(row.get("reward"))
     flat: Tree = {
-        **{name: row[name] for name in (*_GROUP, "is_truncated", "advantage") if name in row},
+        **{name: row[name] for name in (*_GROUP, "is_truncated") if name in row},
         "prompt": messages[:first],
         "response": messages[first:],
         "reward": math.fsum(scores.values()) if total is None else total,

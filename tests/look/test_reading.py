@@ -143,7 +143,7 @@ def test_nemo_rls_rows_have_the_policys_turn_and_log_probs(tmp_path: Path) -> No
     assert seen.form == "NeMo-RL's training data"
     first = seen.responses[0]
     assert (first.step, first.prompt, first.response, first.length) == (3, "One?", "It is 1.", 3)
-    assert (first.gap, first.surprise, first.advantage) == (0.25, 1.0, 0.5)
+    assert (first.gap, first.surprise) == (0.25, 1.0)
     assert len(groups_of(seen.responses)) == 1
     assert "log-probs" not in seen.lacks
 

@@ -13,7 +13,6 @@ from typing import Any
 os.environ |= {"VERL_PLATFORM": "cpu", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 os.environ |= {"VERL_USE_EXTERNAL_MODULES": "processor", "MASTER_PORT": "29617"}
 os.environ |= {"RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false"}
-os.environ |= {"RAY_raylet_start_wait_time_s": "300"}  # on a busy machine the 60 seconds of Ray are too few
 
 import processor
 import ray
