@@ -75,8 +75,9 @@ def nemo_response(row: Fields, step: int) -> RecordedResponse | None:
     said = turns[first:]
     if len(said) > 1 and said[-1].startswith(_ENVIRONMENT):
         said = said[:-1]
-    sampled = _masked(row.get("generation_logprobs"), marks)
-    trained = _masked(row.get("prev_logprobs"), marks)
+    sampled, trained = (
+        numpy.asarray(row[name], dtype=float)[: len(marks)][marks] for name in ("generation_logprobs", "prev_logprobs")
+    )
     return RecordedResponse(
         step=step,
         group="",
@@ -84,7 +85,7 @@ def nemo_response(row: Fields, step: int) -> RecordedResponse | None:
         response="\n".join(said),
         reward=reward,
         length=int(marks.sum()),
-        gap=_mean(numpy.abs(sampled - trained)) if len(sampled) == len(trained) else None,
+        gap=_mean(numpy.abs(sampled - trained)),
         surprise=_mean(-sampled),
     )
 
@@ -177,13 +178,6 @@ def _images_of(row: Fields) -> Sequence[str]:
     if isinstance(images, str):
         images = [images]
     return [image for image in images if isinstance(image, str)]
-
-
-def _masked(values: object, marks: numpy.ndarray) -> numpy.ndarray:
-    """Returns the values of the policy's tokens; empty without values or mask."""
-    if not is_list(values) or not len(marks):
-        return numpy.empty(0)
-    return numpy.asarray(values[: len(marks)], dtype=float)[marks]
 
 
 def _mean(values: numpy.ndarray) -> float | None:
