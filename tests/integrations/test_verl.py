@@ -29,7 +29,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
 import transfer_queue as tq  # noqa: E402
 from assembly import ROLLOUTS, configuration, started  # noqa: E402
 from canned import told  # noqa: E402
-from one_mask import one_mask  # noqa: E402
 from scripted_models import declare_end  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 from transformers import AutoProcessor  # noqa: E402
@@ -38,9 +37,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer  # noqa: E402
 from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 
 from cepo.algorithms import build_estimator  # noqa: E402
-from cepo.data.prompts import mask_for  # noqa: E402
 from cepo.errors import ConfigError  # noqa: E402
-from cepo.integrations import adapter  # noqa: E402
 from cepo.integrations.adapter import MethodAdapter, images_of  # noqa: E402
 from cepo.integrations.verl import _FIELDS, CepoTrainer, _rows_of, _visuals  # noqa: E402
 from cepo.look.reading import read_rollouts_of  # noqa: E402
@@ -67,14 +64,12 @@ class Watched:
         trainer = self._trainer
         own = trainer.estimator, trainer._credit
         texts = TextCodec(trainer.tokenizer, [trainer.tokenizer.eos_token_id])
-        adapter.mask_for = one_mask
         for method, settings in told()["cases"] if not self.found else []:
             trainer.estimator = build_estimator(method, settings)
             trainer._credit = MethodAdapter(trainer.estimator, texts, 0, None)
             self._compute(batch, {})
             self.found.append(self._advantages(batch))
         trainer.estimator, trainer._credit = own
-        adapter.mask_for = mask_for
         if not self.visuals:
             self._note_masked_visuals(batch)
         if not self.penalised:
