@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
@@ -109,3 +112,23 @@ def group(step: int, rollouts: Sequence[RolloutRecord], **changes: Any) -> Group
 def report_pixels(path: Path) -> np.ndarray:
     with Image.open(path) as image:
         return np.asarray(image.convert("RGB")).astype(float) / 255
+
+
+def trackio_into(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets Trackio, whose modules read their folder when imported, write into another one."""
+    for name, modules in (
+        ("TRACKIO_DIR", ("utils", "sqlite_storage")),
+        ("MEDIA_DIR", ("utils", "run", "table", "media.media")),
+    ):
+        place = folder if name == "TRACKIO_DIR" else folder / "media"
+        for module in modules:
+            monkeypatch.setattr(importlib.import_module(f"trackio.{module}"), name, place)
+
+
+def written(path: Path, text: bytes) -> bytes:
+    """The content of a file that another process may still be writing, once it has the text."""
+    deadline = time.monotonic() + 20
+    while text not in path.read_bytes():
+        assert time.monotonic() < deadline, f"{path} never had {text!r}"
+        time.sleep(0.1)
+    return path.read_bytes()

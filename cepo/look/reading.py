@@ -89,7 +89,7 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     if num_repeated:
         notes.append(f"{num_repeated:,} files repeat the responses of the file before, and are left out.")
     if not responses:
-        raise DataError(f"{place}: {form.name}, but no response in it has a reward")
+        raise DataError(f"{place}: {form.name}, but no response in it has a text and a reward")
     return SeenRollouts(
         place=place,
         form=form.name,
@@ -147,7 +147,7 @@ def _named(form: Form, file: Path) -> Form:
         row, _ = next(objects_in(file, opened), (None, 0))
     if row is None:
         raise DataError(f"{file} has no rows")
-    if "nodes" in row or "train_rollouts" in file.name:
+    if "nodes" in row:
         return replace(form, name="prime-rl's rollouts")
     require_names(row, str(file))
     is_verls = {"input", "output", "score"} <= row.keys()
@@ -214,11 +214,18 @@ def _easyr1(file: Path, _most: int) -> Iterator[RecordedResponse]:
         yield response
 
 
-def _rows(file: Path, most: int, of_row: Callable[[Tree], RecordedResponse | None]) -> Iterator[RecordedResponse]:
-    """Yields the responses of a Parquet file, which is read without its columns of lists of numbers, which are long."""
+def _rows(
+    file: Path, most: int, reader_of: Callable[[Any], Callable[[Tree], RecordedResponse | None]]
+) -> Iterator[RecordedResponse]:
+    """Yields the responses of a Parquet file, which is read without its columns of lists of numbers, which are long.
+
+    `reader_of` returns for the file's schema what turns a row into a response.
+    """
     with open_regular(file) as opened:
         try:
-            names = [column.name for column in pyarrow.parquet.read_schema(opened) if not _is_of_numbers(column.type)]
+            schema = pyarrow.parquet.read_schema(opened)
+            of_row = reader_of(schema)
+            names = [column.name for column in schema if not _is_of_numbers(column.type)]
             content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
             number_of_rows = content.metadata.num_rows
             batches = content.iter_batches(batch_size=_BLOCK, columns=names, use_threads=False)
@@ -241,22 +248,22 @@ def _trl(file: Path, most: int) -> Iterator[RecordedResponse]:
     """Yields TRL's completions; every column of floats but the advantage is a reward function's."""
     step = _step_of(file)
 
-    def of_row(row: Tree) -> RecordedResponse | None:
-        parts = {name: math.nan if row[name] is None else row[name] for name in floats}
-        return response_of(row, step, parts=parts)
+    def reader_of(schema: Any) -> Callable[[Tree], RecordedResponse | None]:
+        floats = [each.name for each in schema if pyarrow.types.is_floating(each.type) and each.name != "advantage"]
+        return lambda row: response_of(row, step, scores={name: row[name] for name in floats})
 
-    with open_regular(file) as opened:
-        schema = pyarrow.parquet.read_schema(opened)
-    floats = [column.name for column in schema if pyarrow.types.is_floating(column.type) and column.name != "advantage"]
-    yield from _rows(file, most, of_row)
+    return _rows(file, most, reader_of)
 
 
 def _table(file: Path, most: int) -> Iterator[RecordedResponse]:
     """Yields the rows of another Parquet file, which has the names of a file of JSON lines."""
     step = _step_of(file)
-    with open_regular(file) as opened:
-        require_names(dict.fromkeys(pyarrow.parquet.read_schema(opened).names), str(file))
-    yield from _rows(file, most, lambda row: response_of(row, step))
+
+    def reader_of(schema: Any) -> Callable[[Tree], RecordedResponse | None]:
+        require_names(dict.fromkeys(schema.names), str(file))
+        return lambda row: response_of(row, step)
+
+    return _rows(file, most, reader_of)
 
 
 def _own(file: Path, _most: int) -> Iterator[RecordedResponse]:
@@ -348,7 +355,7 @@ def _metrics_of(place: Path, form: Form) -> dict[str, dict[int, float]]:
     if form is TRL:
         run = folder.parent if folder.name == "completions" else folder
         states = sorted(run.glob("checkpoint-*/trainer_state.json"), key=lambda file: _step_of(file.parent / "state"))
-        metrics = trl_metrics(list(_history(states[-1:])))
+        metrics = trl_metrics(_history(states[-1:]))
     return metrics
 
 

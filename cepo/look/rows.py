@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy
 
@@ -23,27 +23,27 @@ _CHATML = re.compile(r"<\|im_(?:start|end)\|>")
 _TURNS = re.compile(r"\A(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n?(?:<think>\n?)?\Z", re.DOTALL)
 _ENVIRONMENT = "Environment:"
 """With which the turns of NeMo-RL's built-in environments begin."""
+_VERLS_KEY = re.compile(r"(?P<prompt>(?P<padding>pad)?[0-9a-f-]{32,36})_\d+_\d+\Z")
+"""The `uid` of a row of verl: prompt, rollout, and output; `pad` if the row fills a batch and is no response."""
 
 
-def response_of(row: Fields, step: int, *, parts: Mapping[str, float] | None = None) -> RecordedResponse | None:
+def response_of(row: Fields, step: int, *, scores: Fields | None = None) -> RecordedResponse | None:
     """Returns the response of a row with one of the known names for each field; None if it has no reward.
 
-    `parts` are the scores of several reward functions; the reward is their sum.
+    `scores` are those of several reward functions, None or NaN where one gave none; the reward is their sum.
     """
-    if parts is None:
-        reward = _number(_first(row, REWARD))
-    else:
-        parts = {name: score for name, score in parts.items() if not math.isnan(score)}
-        reward = math.fsum(parts.values()) if parts else None
-    if reward is None:
+    key = _VERLS_KEY.match(str(row.get("uid")))
+    parts = {name: number for name, score in (scores or {}).items() if (number := _number(score)) is not None}
+    reward = _number(_first(row, REWARD)) if scores is None else math.fsum(parts.values()) if parts else None
+    if reward is None or (key is not None and key["padding"]):
         return None
     text = text_of(_first(row, RESPONSE))
-    right = _number(_first(row if parts is None else parts, _RIGHT))
+    right = _number(_first(row if scores is None else parts, _RIGHT))
     length = _number(_first(row, _LENGTH))
     truncated = row.get("is_truncated", row.get("truncated"))
     return RecordedResponse(
         step=int(row.get("step") or step),
-        group=str(_first(row, _GROUP) or ""),
+        group=str(_first(row, _GROUP) or "") if key is None else key["prompt"],
         prompt=question_of(text_of(_first(row, PROMPT))),
         response=text,
         reward=reward,
@@ -51,41 +51,41 @@ def response_of(row: Fields, step: int, *, parts: Mapping[str, float] | None = N
         ground_truth=_truth_of(_first(row, _TRUTH)),
         right=None if right is None else right >= 0.5,
         finished=(not truncated) if isinstance(truncated, bool) else row.get("finished"),
-        advantage=_number(row.get("advantage")),
-        parts=parts or {},
+        parts=parts,
         images=_images_of(row),
     )
 
 
-def nemo_response(row: Fields, step: int) -> RecordedResponse:
+def nemo_response(row: Fields, step: int) -> RecordedResponse | None:
     """Returns the response of a row that NeMo-RL wrote: the texts of its turns, and padded lists of its tokens.
 
-    Turns alternate from the first one of the policy on. Their roles are not recorded, so its mask says which they are.
+    Turns alternate from the first one of the policy on. Their roles are not recorded, so its mask says which they are. After
+    a response that fills the window, the environment's turn has no tokens. With dynamic sampling, `rewards` are those of
+    all sampled responses, in another order than the rows. Returns None for rows without rewards, which distillation
+    writes, and for rows without texts, which NeMo Gym writes.
     """
-    turns = [text_of(turn) for turn in row["content"]]
-    length = int(row["input_lengths"])
-    marks = numpy.asarray(row.get("token_loss_mask", ()), dtype=bool)[:length]  # the policy's tokens
-    if len(marks):
-        starts = int(marks[0]) + int((marks[1:] & ~marks[:-1]).sum())
-        num_policys = 2 * starts - int(marks[-1])  # turns from the policy's first one on
-        first = max(1, len(turns) - num_policys)
-    else:
-        first = 1
+    turns = [text_of(turn) for turn in row.get("content") or ()]
+    reward = _number(row.get("filtered_rewards", row.get("rewards")))
+    if reward is None or not any(turns):
+        return None
+    marks = numpy.asarray(row["token_loss_mask"], dtype=bool)[: int(row["input_lengths"])]  # the policy's tokens
+    starts = int(marks[0]) + int((marks[1:] & ~marks[:-1]).sum())
+    ends_with_policy = bool(marks[-1]) and not turns[-1].startswith(_ENVIRONMENT)
+    first = max(1, len(turns) - (2 * starts - ends_with_policy))
     said = turns[first:]
     if len(said) > 1 and said[-1].startswith(_ENVIRONMENT):
         said = said[:-1]
-    response = "\n".join(said)
-    sampled = _masked(row.get("generation_logprobs"), marks)
-    trained = _masked(row.get("prev_logprobs"), marks)
+    sampled, trained = (
+        numpy.asarray(row[name], dtype=float)[: len(marks)][marks] for name in ("generation_logprobs", "prev_logprobs")
+    )
     return RecordedResponse(
         step=step,
         group="",
         prompt=question_of("\n".join(turns[:first])),
-        response=response,
-        reward=float(row["rewards"]),
-        length=int(marks.sum()) if len(marks) else len(response),
-        advantage=_mean(_masked(row.get("advantages"), marks)),
-        gap=_mean(numpy.abs(sampled - trained)) if len(sampled) == len(trained) else None,
+        response="\n".join(said),
+        reward=reward,
+        length=int(marks.sum()),
+        gap=_mean(numpy.abs(sampled - trained)),
         surprise=_mean(-sampled),
     )
 
@@ -109,7 +109,7 @@ def prime_response(row: Fields, step: int) -> RecordedResponse | None:
     scores = {name: float(score) for name, score in rewards.items() if _number(score) is not None}
     total = _number(row.get("reward"))
     flat: Tree = {
-        **{name: row[name] for name in (*_GROUP, "is_truncated", "advantage") if name in row},
+        **{name: row[name] for name in (*_GROUP, "is_truncated") if name in row},
         "prompt": messages[:first],
         "response": messages[first:],
         "reward": math.fsum(scores.values()) if total is None else total,
@@ -119,26 +119,15 @@ def prime_response(row: Fields, step: int) -> RecordedResponse | None:
 
 
 def text_of(value: object) -> str:
-    """Returns a text, or the texts of a conversation: of several turns each after the name of its role."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
+    """Returns a text, or the texts of a conversation or a turn's parts: of several turns each after the name of its role."""
     if is_dict(value):
-        return _content_of(value)
+        return text_of(value.get("content") or value.get("text"))
     if not is_list(value):
-        return str(value)
-    turns = [turn for turn in value if is_dict(turn)]
-    if len(turns) == 1:
-        return _content_of(turns[0])
-    return "\n".join(f"{turn.get('role', '')}\n{_content_of(turn)}" for turn in turns)
-
-
-def _content_of(turn: Tree) -> str:
-    content = turn.get("content")
-    if is_list(content):
-        return "".join(str(part.get("text") or "") for part in content if is_dict(part))
-    return str(content or "")
+        return "" if value is None else str(value)
+    turns = [part for part in value if is_dict(part)]
+    if len(turns) > 1 and "role" in turns[0]:
+        return "\n".join(f"{turn.get('role')}\n{text_of(turn)}" for turn in turns)
+    return "".join(map(text_of, turns))
 
 
 def question_of(prompt: str) -> str:
@@ -189,13 +178,6 @@ def _images_of(row: Fields) -> Sequence[str]:
     if isinstance(images, str):
         images = [images]
     return [image for image in images if isinstance(image, str)]
-
-
-def _masked(values: object, marks: numpy.ndarray) -> numpy.ndarray:
-    """Returns the values of the policy's tokens; empty without values or mask."""
-    if not is_list(values) or not len(marks):
-        return numpy.empty(0)
-    return numpy.asarray(values[: len(marks)], dtype=float)[marks]
 
 
 def _mean(values: numpy.ndarray) -> float | None:

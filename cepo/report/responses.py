@@ -33,7 +33,6 @@ class RecordedResponse:
     ground_truth: str = ""
     right: bool | None = None
     finished: bool | None = None
-    advantage: float | None = None
     gap: float | None = None
     surprise: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict[str, float])

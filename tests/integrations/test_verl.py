@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -32,15 +33,19 @@ from scripted_models import declare_end  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 from transformers import AutoProcessor  # noqa: E402
 from verl.trainer.ppo.core_algos import FixedKLController  # noqa: E402
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer  # noqa: E402
 from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 
 from cepo.algorithms import build_estimator  # noqa: E402
 from cepo.errors import ConfigError  # noqa: E402
-from cepo.integrations.adapter import MethodAdapter  # noqa: E402
+from cepo.integrations.adapter import MethodAdapter, images_of  # noqa: E402
 from cepo.integrations.verl import _FIELDS, CepoTrainer, _rows_of, _visuals  # noqa: E402
+from cepo.look.reading import read_rollouts_of  # noqa: E402
 from cepo.microgeo.world import ASSETS  # noqa: E402
 from cepo.models.patch_mask import PatchMask  # noqa: E402
+from cepo.models.processing import Processing  # noqa: E402
 from cepo.models.text_codec import TextCodec  # noqa: E402
+from cepo.report.responses import groups_of  # noqa: E402
 
 
 class Watched:
@@ -52,6 +57,7 @@ class Watched:
         self.visuals: list[dict[str, dict[str, torch.Tensor]]] = []
         self.with_a_tool: dict[tuple[int, int], list[float]] = {}
         self.nested, self._trainer, self._compute = True, trainer, trainer._compute_advantage
+        self._processing = Processing(told()["model"])
         trainer._compute_advantage = self
 
     def __call__(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -82,6 +88,11 @@ class Watched:
             for probability in (0.0, 0.5, 1.0):
                 mask = PatchMask(probability=probability, seed="mask")
                 visuals[str(probability)] = self._trainer._masked_visuals(row, mask)
+            for square in (None, 14):
+                mask = PatchMask(probability=0.5, seed="mask", square=square)
+                visuals[f"squares of {square}"] = self._trainer._masked_visuals(row, mask)
+                images = [image.convert("RGB") for image in images_of(row["raw_prompt"])]
+                visuals[f"cepo's squares of {square}"] = self._processing.load_masked(images, mask).tensors
             self.visuals.append(visuals)
 
     def _with_a_kl_in_the_reward(self, batch: Any) -> None:
@@ -127,21 +138,26 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[SimpleNamespace]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """Two steps with `cepo`, and on the first one the advantages of every case."""
+    dumped = tmp_path_factory.mktemp("dumped")
     (ROLLOUTS / "agent_loops.yaml").write_text("- name: canned\n  _target_: canned.CannedAgentLoop\n", encoding="utf-8")
     with started(configuration()) as trainer:
         watched = Watched(trainer)
+        trainer._init_dump_executor()
         steps: list[dict[str, Any]] = []
         weights = [trainer.actor_rollout_wg.weights()]
         for step in (1, 2):
             trainer.global_steps = step
             metrics: dict[str, Any] = {}
             batch = trainer.step(metrics, {})
+            trainer._log_rollout_data(batch, {}, str(dumped))
             tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
             weights.append(trainer.actor_rollout_wg.weights())
             steps.append(metrics)
-        yield SimpleNamespace(watched=watched, steps=steps, weights=weights, left=tq.kv_list())
+        trainer._shutdown_dump_executor()
+        left = tq.kv_list()
+        yield SimpleNamespace(watched=watched, steps=steps, weights=weights, left=left, dumped=dumped)
 
 
 def test_verl_finds_the_trainer_by_its_entry_point() -> None:
@@ -185,6 +201,49 @@ def test_masked_images_are_the_rows_own_with_black_patches(run: SimpleNamespace)
         assert torch.equal(half[~is_black], whole[~is_black])
         assert 0.2 < float(is_black.float().mean()) < 0.8
         assert all(torch.equal(visuals["0.5"]["image_grid_thw"], each["image_grid_thw"]) for each in visuals.values())
+
+
+def test_masked_images_are_cepos_own(run: SimpleNamespace) -> None:
+    """The same patches of the model, or squares of the image before it is resized, as cepo's own trainer blackens."""
+    for visuals in run.watched.visuals:
+        for square in (None, 14):
+            found, own = visuals[f"squares of {square}"], visuals[f"cepo's squares of {square}"]
+            torch.testing.assert_close(found["pixel_values"], own["pixel_values"])
+
+
+def test_look_reads_what_verl_dumped(run: SimpleNamespace) -> None:
+    """verl's own `_log_rollout_data` wrote two steps: groups, prompts, verdicts and steps are those of the rollouts."""
+    seen = read_rollouts_of(run.dumped)
+    assert seen.form == "verl's rollout_data_dir"
+    groups = groups_of(seen.responses)
+    assert [len(group.responses) for group in groups] == [told()["group"]] * 8
+    assert sorted(group.step for group in groups) == [1] * 4 + [2] * 4
+    assert sum(group.num_right for group in groups) == sum(told()["correct"])
+    rows = pyarrow.parquet.read_table(ROLLOUTS / "verl.parquet").to_pylist()
+    questions = {row["prompt"][0]["content"].replace("<image>", "").strip() for row in rows}
+    assert {response.prompt for response in seen.responses} == questions
+    assert {response.ground_truth for response in seen.responses} == {
+        row["reward_model"]["ground_truth"] for row in rows
+    }
+
+
+def test_look_reads_what_verls_older_trainer_dumps(tmp_path: Path) -> None:
+    """`RayPPOTrainer` writes rows as they were balanced, with what the reward function returned and a request's name."""
+    older = RayPPOTrainer.__new__(RayPPOTrainer)  # its __init__ wants a cluster
+    older.global_steps = 3
+    older._init_dump_executor()
+    older._dump_generations(
+        inputs=["user\nOne?\nassistant\n", "user\nTwo?\nassistant\n"] * 2,
+        outputs=["1", "1", "2", "2"],
+        gts=["1", "2", "1", "2"],
+        scores=[1.0, -1.0, -1.0, 1.0],
+        reward_extra_infos_dict={"acc": [True, False, False, True], "request_id": list("abcd")},
+        dump_path=str(tmp_path),
+    )
+    older._shutdown_dump_executor()
+    groups = groups_of(read_rollouts_of(tmp_path).responses)
+    assert [[response.right for response in group.responses] for group in groups] == [[True, False], [False, True]]
+    assert [(group.step, group.responses[0].prompt) for group in groups] == [(3, "One?"), (3, "Two?")]
 
 
 def test_a_kl_in_the_reward_makes_no_right_rollout_wrong(run: SimpleNamespace) -> None:

@@ -99,17 +99,38 @@ def test_verls_balanced_rollouts_are_grouped_by_prompt(tmp_path: Path) -> None:
     assert seen.responses[0].ground_truth == "1"
 
 
-def nemo_row(reward: float, gap: float) -> dict[str, Any]:
-    """A row by the rules of NeMo-RL's grpo_train: padded lists, and a last turn that its environment wrote."""
-    mask = [0, 0, 1, 1, 1, 0, 0, 0]
+def test_verls_own_keys_tell_prompts_of_equal_texts_apart(tmp_path: Path) -> None:
+    """The `uid` of verl 0.9's synchronous trainer is prompt, rollout and output; rows of `pad` only fill the batch."""
+    prompts = ["0f0e4a2b-5d1c-4f3e-9a77-1b2c3d4e5f60", "7c9e6679-7425-40de-944b-e07fc1f90ae7"]
+    rows: list[dict[str, Any]] = []
+    for prompt in prompts:
+        for number in range(3):
+            row = {"input": "user\nHow long is it?\nassistant\n", "output": f"It is {number}.", "gts": "1"}
+            rows.append(row | {"score": number % 2, "step": 4, "uid": f"{prompt}_{number}_0"})
+    rows.append({"input": "", "output": "", "gts": "1", "score": 0.0, "step": 4, "uid": f"pad{'0a' * 16}_0_0"})
+    write_lines(tmp_path / "4.jsonl", rows)
+    groups = groups_of(read_rollouts_of(tmp_path).responses)
+    assert [len(each.responses) for each in groups] == [3, 3]
+    assert not any(each.is_dead for each in groups)
+
+
+def nemo_row(reward: float, gap: float, *, question: object = "One?", window: int = 8) -> dict[str, Any]:
+    """A row by the rules of NeMo-RL's grpo_train: padded lists, and a last turn that its environment wrote.
+
+    From github.com/NVIDIA-NeMo/RL, Apache-2.0, commit 7ea279ab of 2026-08-22: `log_data` in nemo_rl/algorithms/grpo.py, and
+    `log_batched_dict_as_jsonl` in nemo_rl/utils/logger.py. A full `window` leaves no token for the environment.
+    """
+    mask = [0, 0, 1, 1, 1, 0, 0, 0][:window]
+    if isinstance(question, str):
+        question = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     return {
-        "content": ["<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n", "It is 1.", "Environment: correct"],
+        "content": [question, "It is 1.", "Environment: correct"],
         "rewards": reward,
-        "input_lengths": 7,
-        "token_ids": [5, 6, 7, 8, 9, 3, 4, 0],
+        "input_lengths": min(7, window),
+        "token_ids": [5, 6, 7, 8, 9, 3, 4, 0][:window],
         "token_loss_mask": mask,
         "sample_loss_mask": 1.0,
-        "advantages": [0.5] * 8,
+        "advantages": [0.5] * window,
         "generation_logprobs": [-1.0 * mark for mark in mask],
         "prev_logprobs": [(gap - 1.0) * mark for mark in mask],
         "idx": 0,
@@ -122,9 +143,42 @@ def test_nemo_rls_rows_have_the_policys_turn_and_log_probs(tmp_path: Path) -> No
     assert seen.form == "NeMo-RL's training data"
     first = seen.responses[0]
     assert (first.step, first.prompt, first.response, first.length) == (3, "One?", "It is 1.", 3)
-    assert (first.gap, first.surprise, first.advantage) == (0.25, 1.0, 0.5)
+    assert (first.gap, first.surprise) == (0.25, 1.0)
     assert len(groups_of(seen.responses)) == 1
     assert "log-probs" not in seen.lacks
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        pytest.param(nemo_row(1.0, 0.0, window=5), ("One?", "It is 1.", 1.0), id="a response that fills the window"),
+        pytest.param(
+            nemo_row(1.0, 0.0, question=[{"type": "image", "image": "<PIL.Image>"}, {"type": "text", "text": "One?"}]),
+            ("One?", "It is 1.", 1.0),
+            id="a prompt with an image",
+        ),
+        pytest.param(
+            nemo_row(1.0, 0.0) | {"filtered_rewards": 0.0},
+            ("One?", "It is 1.", 0.0),
+            id="dynamic sampling, whose rewards are of other rows",
+        ),
+    ],
+)
+def test_nemo_rls_special_rows(tmp_path: Path, row: Mapping[str, Any], expected: tuple[str, str, float]) -> None:
+    write_lines(tmp_path / "train_data_step3.jsonl", [row])
+    (response,) = read_rollouts_of(tmp_path).responses
+    assert (response.prompt, response.response, response.reward) == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rewards": None}, {"content": ["", ""]}],
+    ids=["distillation, which has no rewards", "NeMo Gym, whose rows have no texts"],
+)
+def test_rows_of_nemo_rl_without_rewards_or_texts_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_lines(tmp_path / "train_data_step3.jsonl", [nemo_row(1.0, 0.0) | changes])
+    with pytest.raises(DataError, match="NeMo-RL's training data, but no response in it has a text and a reward"):
+        read_rollouts_of(tmp_path)
 
 
 def test_prime_rls_traces_are_read_along_their_last_branch(tmp_path: Path) -> None:
@@ -242,7 +296,7 @@ def test_a_pickle_is_refused_unopened(tmp_path: Path, name: str) -> None:
     ("content", "message"),
     [
         ('{"prompt": "a", "completion": "b"}\n', "has no reward or score or overall"),
-        ('{"prompt": "a", "completion": "b", "reward": null}\n', "no response in it has a reward"),
+        ('{"prompt": "a", "completion": "b", "reward": null}\n', "no response in it has a text and a reward"),
         ("", "has no rows"),
         ("[1]\n", "damaged in line 1"),
     ],

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from run_folders import group, rollout, run_in
+from run_folders import group, rollout, run_in, trackio_into, written
 
 from cepo.errors import ConfigError
 from cepo.run_folder.pictures import thumbnail
@@ -184,15 +182,6 @@ def log_two_halves(name: str, folder: Path) -> None:
     sink.close()
 
 
-def written(path: Path, text: bytes) -> bytes:
-    """The content of a file that another process may still be writing, once it has the text."""
-    deadline = time.monotonic() + 20
-    while text not in path.read_bytes():
-        assert time.monotonic() < deadline, f"{path} never had {text!r}"
-        time.sleep(0.1)
-    return path.read_bytes()
-
-
 def require_credit(html: str) -> None:
     """The last token of each response has full colour, and markup of a model is text."""
     assert html.count("rgba(64, 145, 220, 0.60)") == html.count("rgba(235, 130, 50, 0.60)") == 1
@@ -299,13 +288,9 @@ def test_swanlab_offline_keeps_two_parts_of_1_run(tmp_path: Path, monkeypatch: p
 def test_trackio_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new run of the same name is another one, though Trackio finds runs by name."""
     needed("trackio")
-    from trackio import utils  # pyright: ignore[reportMissingImports]
     from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
 
-    for module in (utils, importlib.import_module("trackio.sqlite_storage")):
-        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
-    for name in ("utils", "run", "table", "media.media"):
-        monkeypatch.setattr(importlib.import_module(f"trackio.{name}"), "MEDIA_DIR", tmp_path / "trackio" / "media")
+    trackio_into(tmp_path / "trackio", monkeypatch)
     log_two_halves("trackio", tmp_path / "run")
     name = identifier(tmp_path / "run", "trackio")
     assert name.startswith("first-")
