@@ -29,6 +29,7 @@ from cepo.answers.statements import (
     folded_name,
     has_unit,
     read_statement,
+    with_multiple,
     without_name,
 )
 from cepo.answers.structures import (
@@ -226,9 +227,11 @@ class _Comparison:
         """Compares values in normal form."""
         if answer == truth:
             return True
+        if value_of(answer) is not None:
+            truth = with_multiple(truth)
         right_value = value_of(truth)
         if right_value is not None:
-            return self._states_number(answer, truth, right_value)
+            return self._states_number(with_multiple(answer), truth, right_value)
         if value_of(answer) is not None and parts_of(truth) is None and _WORDS.search(truth):
             return False
         answer, truth = _without_names(answer, truth)

@@ -24,6 +24,7 @@ from cepo.answers.lexer import (
     word_of,
     written,
 )
+from cepo.answers.number_words import with_digits
 from cepo.answers.numbers import ANGLE_FUNCTIONS
 from cepo.answers.typesetting import DEGREE, without_typesetting
 
@@ -223,6 +224,7 @@ _PERCENT = ("percent", "percents", "percentage", "pct")
 def _with_words(nodes: list[Node]) -> list[Node]:
     """Writes the words `pi`, `infinity`, `percent`, `million` and the `to` of a ratio as mathematics."""
     result: list[Node] = []
+    nodes = with_digits(nodes)
     for place, node in enumerate(nodes):
         behind = nodes[place + 1] if place + 1 < len(nodes) else None
         if isinstance(node, Token) and node.kind == "letters":

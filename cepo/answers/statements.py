@@ -219,6 +219,15 @@ _MULTIPLES_OF_MONEY = {
 }  # fmt: skip
 
 
+_SHORT_MULTIPLE = re.compile(r"(-?\d+(?:\.\d+)?)(k|K|M|B|bn)")
+
+
+def with_multiple(value: str) -> str:
+    r"""Returns `1.5\cdot1000000` for `1.5M`, and other values as they are."""
+    match = _SHORT_MULTIPLE.fullmatch(value)
+    return value if match is None else rf"{match[1]}\cdot{_MULTIPLES_OF_MONEY[match[2]]}"
+
+
 def _money(nodes: list[Node]) -> Statement | None:
     r"""Reads `\$5`, `-\$5` and `US\$ 5`."""
     is_negative = bool(nodes) and is_sign(nodes[0], "-")

@@ -43,7 +43,8 @@ _NOT_COUNTED = {
     "with", "where", "for", "by", "of", "at", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "max", "gcd", "lcm",
     "arcsin", "arccos", "arctan", "sqrt", "none", "nan", "inf", "from", "approximately", "about", "each", "the", "answer",
     "between", "infinity", "undefined", "true", "false", "yes", "option", "choice", "but", "per", "am", "pm", "th", "st", "nd",
-    "rd", "below", "squared", "cubed", "halves", "thirds", "fifths", "tenths", "hundredths", "thousandths",
+    "rd", "below", "squared", "cubed", "halve", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
+    "ninth", "tenth", "hundredth", "thousandth", "half", "quarter", "fewer",
 }  # fmt: skip
 """Words behind a number that do not name what is counted."""
 
@@ -158,7 +159,8 @@ class _Reader(NodeCursor):
         """Returns the unit of what a word counts, or None for a word that counts nothing."""
         if self._upright_and_known or not node.text.isascii():
             return None
-        is_word = len(node.text) >= (2 if node.upright else 3) and node.text.lower() not in _NOT_COUNTED
+        word = node.text.lower()
+        is_word = len(node.text) >= (2 if node.upright else 3) and _NOT_COUNTED.isdisjoint((word, word.removesuffix("s")))
         is_separate = node.upright or node.spaced
         return counted_unit(node.text) if is_word and is_separate else None
 
