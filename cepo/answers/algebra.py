@@ -34,7 +34,7 @@ _POINTS = 3
 _LEAST_POINTS = 2
 """At how many points two expressions are equal if they have no real value at the others."""
 _DIGITS = 30
-_DIGITS_OF_CONSTANTS = 60
+_DIGITS_OF_CONSTANTS = 1_000
 _TOLERANCE = sympy.Float("1e-12", 15)
 
 

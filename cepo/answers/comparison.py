@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from fractions import Fraction
 
 from cepo.answers.algebra import same_algebra, same_equation
 from cepo.answers.choices import chosen, letters_of_truth, same_letters_together
 from cepo.answers.datetimes import date_of, same_date, same_time, time_of
-from cepo.answers.exact_numbers import PI, Real, as_float, multiplied, near, same_value
+from cepo.answers.exact_numbers import PI, Real, as_float, near, same_value
 from cepo.answers.literals import (
     Range,
     formula_of,
@@ -33,9 +32,9 @@ from cepo.answers.statements import (
     without_name,
 )
 from cepo.answers.structures import (
-    interval_of,
+    ascending,
+    is_inequality,
     parts_of,
-    same_interval,
     same_parts,
     without_parentheses,
     without_point_name,
@@ -241,7 +240,7 @@ class _Comparison:
         if _LETTERS_OF_A_WORD.fullmatch(truth) and folded_name(answer) == folded_name(truth):
             return True
         if not _WORDS.search(truth):
-            return same_algebra(answer, truth)
+            return same_algebra(ascending(answer), ascending(truth))
         if _plain_words(answer) == _plain_words(truth):
             return True
         return _is_equation(truth) and _is_equation(answer) and same_equation(answer, truth)
@@ -257,28 +256,19 @@ class _Comparison:
         if has_percent:
             if abs(right_value) < 1:
                 return False  # a part of a whole, whose percentage is another number
-            return any(self.closeness.allows(multiplied(value, Fraction(100)), right_value) for value in values)
-        percentage = multiplied(right_value, Fraction(100))
-        return any(self.closeness.allows(value, percentage) for value in values)
+            return any(self.closeness.allows(value * 100, right_value) for value in values)
+        return any(self.closeness.allows(value, right_value * 100) for value in values)
 
     def _same_structure(self, answer: str, truth: str) -> bool | None:
-        """Compares intervals, lists, tuples, sets and ratios part by part; None if math-verify may know better."""
-        interval = interval_of(answer)
-        right_interval = interval_of(truth)
+        """Compares lists, tuples, sets and ratios part by part; None if math-verify may know better."""
         parts = parts_of(answer)
         right_parts = parts_of(truth)
-        if interval is not None and right_interval is not None:
-            if same_interval(interval, right_interval, self.same_part):
-                return True
-            if right_parts is None:
-                return False  # `[1, 2]` may be a tuple as well, so that its parts may be equal as such
         if parts is None:
             return None
         if right_parts is not None:
             return same_parts(parts, right_parts, self.same_part)
-        if right_interval is not None and parts.kind in ("list", "set"):
-            return False  # math-verify would compare 1, 3 with the ends of 1 < x < 3
-        return None
+        # math-verify would compare 1, 3 with the ends of 1 < x < 3
+        return False if parts.kind in ("list", "set") and is_inequality(truth) else None
 
 
 def _as_quantities(answer: Statement, truth: Statement) -> tuple[Statement, Statement]:
@@ -319,7 +309,7 @@ def _same_angle(in_degrees: Statement, in_radians: Statement) -> bool:
     angle = value_of(in_radians.value)
     if angle is None or r"\pi" not in in_radians.value or not abs(angle) <= 2 * PI:
         return False
-    return any(same_value(multiplied(value, PI / 180), angle) for value in stated_values(in_degrees.value))
+    return any(same_value(value * PI / 180, angle) for value in stated_values(in_degrees.value))
 
 
 def _without_names(answer: str, truth: str) -> tuple[str, str]:

@@ -9,15 +9,35 @@ from dataclasses import replace
 from cepo.answers.lexer import Node, Token, is_letters, is_sign, text_of, word_of
 from cepo.answers.unit_table import counts_things, known_unit
 
-_SMALL = """
-    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-    nineteen
-""".split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_SMALL = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _VALUES = {word: value for value, word in enumerate(_SMALL)} | {
     word: 10 * value for value, word in enumerate(_TENS, start=2)
 }
-_CHINESE = re.compile("(?P<percent>百分之)?(?P<numerals>[零一二两三四五六七八九十][零一二两三四五六七八九十百千万亿]*)(?P<unit>.*)")
+_CHINESE = re.compile(
+    "(?P<percent>百分之)?(?P<numerals>[零一二两三四五六七八九十][零一二两三四五六七八九十百千万亿]*)(?P<unit>.*)"
+)
 
 
 def with_digits(nodes: list[Node]) -> list[Node]:

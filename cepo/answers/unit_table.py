@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from cepo.answers.exact_numbers import PI, Real, added, divided, multiplied
+from cepo.answers.exact_numbers import PI, Real, added, real
 from cepo.answers.typesetting import DEGREE
 
 _DEGREES_PER_RADIAN: Real = 180 / PI
@@ -58,19 +58,17 @@ class Unit:
 
     def in_basic_units(self, value: Real) -> Real:
         """Returns a value in this unit as a value in basic units."""
-        value = multiplied(value, self._factor())
-        return added(value, self.offset) if self.offset else value
+        return added(value * self._factor(), self._zero_point())
 
     def from_basic_units(self, value: Real) -> Real:
         """Returns a value in basic units as a value in this unit."""
-        value = added(value, -self.offset) if self.offset else value
-        return divided(value, self._factor())
+        return added(value, -self._zero_point()) / self._factor()
 
     def _factor(self) -> Real:
-        factor: Real = self.factor
-        for _ in range(abs(self.radians)):
-            factor = multiplied(factor, _DEGREES_PER_RADIAN ** (1 if self.radians > 0 else -1))
-        return factor
+        return real(self.factor.numerator) / self.factor.denominator * _DEGREES_PER_RADIAN**self.radians
+
+    def _zero_point(self) -> Real:
+        return real(self.offset.numerator) / self.offset.denominator
 
 
 def basic_unit(name: str) -> Unit:

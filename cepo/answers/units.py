@@ -160,7 +160,9 @@ class _Reader(NodeCursor):
         if self._upright_and_known or not node.text.isascii():
             return None
         word = node.text.lower()
-        is_word = len(node.text) >= (2 if node.upright else 3) and _NOT_COUNTED.isdisjoint((word, word.removesuffix("s")))
+        is_word = len(node.text) >= (2 if node.upright else 3) and _NOT_COUNTED.isdisjoint(
+            (word, word.removesuffix("s"))
+        )
         is_separate = node.upright or node.spaced
         return counted_unit(node.text) if is_word and is_separate else None
 
