@@ -39,7 +39,7 @@ from cepo.answers.structures import (
     without_parentheses,
     without_point_name,
 )
-from cepo.answers.unit_table import STERLING, Unit, same_things
+from cepo.answers.unit_table import BARE_DEGREE, Unit, same_things
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,6 @@ _LETTERS_OF_A_WORD = re.compile(r"[A-Za-z][A-Za-z. ]*[A-Za-z][A-Za-z. ]*")
 _RELATION_OF_FIGURES = re.compile(r"\\(?:cong|parallel|perp|sim)(?![A-Za-z])")
 _SEGMENT = re.compile(r"\\overline\{([A-Z]{2})\}")
 _LENGTHS = [frozenset({("metre", power)}) for power in (1, 2, 3)]
-_TEMPERATURE = frozenset({("kelvin", 1)})
 
 
 def equal(answer: str, truth: str, *, tolerance: float = 0.0, decimals: int | None = None) -> bool:
@@ -290,13 +289,11 @@ def _is_length(unit: Unit) -> bool:
 def _are_interchangeable(first: Unit, second: Unit) -> bool:
     """Returns whether values in two units are compared without conversion, since both may mean the same unit.
 
-    A degree sign may stand for any temperature scale, and the word pound for money.
+    A degree sign may stand for any temperature scale, the word pound for money, and ¥ for yen and yuan.
     """
     if first == second or same_things(first, second):
         return True
-    if _TEMPERATURE in (first.powers, second.powers) and (first.is_bare_degree or second.is_bare_degree):
-        return True
-    return (first.is_pound_in_words and second == STERLING) or (second.is_pound_in_words and first == STERLING)
+    return second in first.others or first in second.others
 
 
 def _same_angle(in_degrees: Statement, in_radians: Statement) -> bool:
@@ -304,7 +301,7 @@ def _same_angle(in_degrees: Statement, in_radians: Statement) -> bool:
 
     The part of π is at most a full turn, since `10\pi` is rather a length or an area.
     """
-    if in_degrees.unit is None or not in_degrees.unit.is_bare_degree or in_radians.unit is not None:
+    if in_degrees.unit != BARE_DEGREE or in_radians.unit is not None:
         return False
     angle = value_of(in_radians.value)
     if angle is None or r"\pi" not in in_radians.value or not abs(angle) <= 2 * PI:

@@ -7,37 +7,14 @@ import unicodedata
 from dataclasses import replace
 
 from cepo.answers.lexer import Node, Token, is_letters, is_sign, text_of, word_of
+from cepo.answers.tables import UNITS
 from cepo.answers.unit_table import counts_things, known_unit
 
-_SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_VALUES = {word: value for value, word in enumerate(_SMALL)} | {
-    word: 10 * value for value, word in enumerate(_TENS, start=2)
-}
-_CHINESE = re.compile(
-    "(?P<percent>百分之)?(?P<numerals>[零一二两三四五六七八九十][零一二两三四五六七八九十百千万亿]*)(?P<unit>.*)"
-)
+_SMALL: list[str] = UNITS["small_numbers"].split()
+_TENS: list[str] = UNITS["tens"].split()
+_VALUES = dict(zip(_SMALL, range(20), strict=True)) | dict(zip(_TENS, range(20, 100, 10), strict=True))
+_NUMERALS = "零一二两三四五六七八九十"
+_CHINESE = re.compile(rf"(?P<percent>百分之)?(?P<numerals>[{_NUMERALS}][{_NUMERALS}百千万亿]*)(?P<unit>.*)")
 
 
 def with_digits(nodes: list[Node]) -> list[Node]:
