@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cepo.answers.characters import plain_characters
-from cepo.answers.digits import merged_thousands, with_numbers
+from cepo.answers.digits import joined_thousands, with_numbers
 from cepo.answers.lexer import (
     Group,
     Node,
@@ -38,8 +38,7 @@ _WITHOUT_ARGUMENT = (r"\angle", r"\triangle", r"\parallel", r"\perp", r"\cong", 
 
 def nodes_of(text: str, commas: bool = True) -> list[Node]:
     """Returns the simplified nodes of a text; `commas`: whether `1,234` is a number and not a list of two."""
-    nodes = without_typesetting(read_nodes(plain_characters(text)))
-    nodes = merged_thousands(nodes, commas)
+    nodes = without_typesetting(read_nodes(joined_thousands(plain_characters(text), commas)))
     for step in _STEPS:
         nodes = _in_groups(step, nodes)
     return nodes
