@@ -14,6 +14,7 @@ from functools import lru_cache
 from cepo.answers.lexer import Group, Node, Token, is_number, is_sign, text_of, written
 from cepo.answers.numbers import value_of
 from cepo.answers.spelling import nodes_of
+from cepo.answers.tables import UNITS
 from cepo.answers.typesetting import DEGREE, without_wrappers
 from cepo.answers.unit_table import NO_UNIT, Unit
 from cepo.answers.units import is_ambiguous, is_currency, may_be_in_a_unit, read_unit
@@ -214,18 +215,14 @@ def _number_with_unit(nodes: list[Node]) -> Statement | None:
     return None
 
 
-_MULTIPLES_OF_MONEY = {
-    "k": "1000", "K": "1000", "m": "1000000", "M": "1000000", "mn": "1000000", "B": "1000000000", "bn": "1000000000",
-}  # fmt: skip
-
-
+_SHORT_MULTIPLES: dict[str, str] = UNITS["short_multiples"]
 _SHORT_MULTIPLE = re.compile(r"(-?\d+(?:\.\d+)?)(k|K|M|B|bn)")
 
 
 def with_multiple(value: str) -> str:
     r"""Returns `1.5\cdot1000000` for `1.5M`, and other values as they are."""
     match = _SHORT_MULTIPLE.fullmatch(value)
-    return value if match is None else rf"{match[1]}\cdot{_MULTIPLES_OF_MONEY[match[2]]}"
+    return value if match is None else rf"{match[1]}\cdot{_SHORT_MULTIPLES[match[2]]}"
 
 
 def _money(nodes: list[Node]) -> Statement | None:
@@ -239,8 +236,8 @@ def _money(nodes: list[Node]) -> Statement | None:
     behind = nodes[place + 1 :]
     if is_sign(behind[0], "."):  # `Rs. 500`
         behind = behind[1:]
-    if len(behind) == 2 and text_of(behind[1]) in _MULTIPLES_OF_MONEY:  # `\$3.2M`
-        behind = [behind[0], Token("command", r"\cdot"), Token("number", _MULTIPLES_OF_MONEY[text_of(behind[1])])]
+    if len(behind) == 2 and text_of(behind[1]) in _SHORT_MULTIPLES:  # `\$3.2M`
+        behind = [behind[0], Token("command", r"\cdot"), Token("number", _SHORT_MULTIPLES[text_of(behind[1])])]
     amount = [nodes[0], *behind] if is_negative else behind
     return _sum_of_money(sign_of_money, amount)
 
@@ -275,10 +272,10 @@ def _compound(nodes: list[Node]) -> Statement | None:
         quantities.append((number, unit))
     text, first_unit = quantities[0]
     for number, unit in quantities[1:]:
-        ratio = unit.factor / first_unit.factor
-        if unit.powers != first_unit.powers or unit.radians or ratio >= 1:
+        num_parts = round(first_unit.factor / unit.factor)
+        if unit.powers != first_unit.powers or num_parts < 2:
             return None
-        text += rf"+{number}\cdot\frac{{{ratio.numerator}}}{{{ratio.denominator}}}"
+        text += rf"+\frac{{{number}}}{{{num_parts}}}"
     return Statement(text, first_unit)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cepo.answers.exact_numbers import Real
+from cepo.answers.exact_numbers import Real, same_value
 from cepo.answers.lexer import (
     CLOSING_BRACKETS,
     OPENING_BRACKETS,
@@ -24,8 +24,6 @@ from cepo.answers.numbers import value_of
 from cepo.answers.statements import named_parts
 
 _MOST_PARTS = 64
-_SAME_RATIO = 1e-30
-"""The relative difference up to which two quotients are equal."""
 _DOUBLE_SIGN = re.compile(r"\\(?:pm|mp)(?![A-Za-z]) ?")
 _NEEDLESS_PLUS = re.compile(r"(?:^|(?<=[=({]))\+")
 
@@ -200,7 +198,7 @@ def _are_proportional(first: Sequence[str], second: Sequence[str]) -> bool:
         if not dividend or not divisor:  # None or 0
             return False
         quotients.append(dividend / divisor)
-    return all(abs(quotient - quotients[0]) <= abs(quotients[0]) * _SAME_RATIO for quotient in quotients)
+    return all(same_value(quotient, quotients[0]) for quotient in quotients)
 
 
 _RELATION = re.compile(r"<|>|\\leq|\\geq")

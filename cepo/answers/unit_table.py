@@ -5,31 +5,35 @@ A unit is a factor times a product of basic units, so that equal quantities can 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
 
-from cepo.answers.exact_numbers import PI, Real, added, real
+from cepo.answers.exact_numbers import PI, Real, added, real, same_value
 from cepo.answers.tables import UNITS
 from cepo.answers.typesetting import DEGREE
 
-_DEGREES_PER_RADIAN: Real = 180 / PI
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unit:
     """A unit: a value in it, times `factor`, plus `offset`, is the value in basic units.
 
     Attributes:
         powers: the exponent of each basic unit, without zeros.
-        radians: the power of 180/π in the factor.
         others: units that its spelling may also mean: temperatures for the degree sign, sterling for the word pound.
     """
 
     powers: frozenset[tuple[str, int]]
-    factor: Fraction = Fraction(1)
-    offset: Fraction = Fraction(0)
-    radians: int = 0
-    others: tuple[Unit, ...] = field(default=(), compare=False)
+    factor: Real = 1
+    offset: Real = 0
+    others: tuple[Unit, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        """Returns whether values in both units are the same, whatever else their spellings may mean."""
+        if not isinstance(other, Unit) or self.powers != other.powers:
+            return False
+        return same_value(self.factor, other.factor) and self.offset == other.offset
+
+    def __hash__(self) -> int:
+        return hash(self.powers)
 
     def times(self, other: Unit, exponent: int) -> Unit:
         """Returns the product with a power of another unit."""
@@ -41,32 +45,21 @@ class Unit:
         return Unit(
             powers=frozenset((name, power) for name, power in powers.items() if power),
             factor=self.factor * other.factor**exponent,
-            offset=other.offset if is_other_alone else Fraction(0),
-            radians=self.radians + other.radians * exponent,
+            offset=other.offset if is_other_alone else 0,
             others=other.others if is_other_alone else (),
         )
 
-    def by(self, factor: Fraction | int | str) -> Unit:
+    def by(self, factor: Real) -> Unit:
         """Returns the unit that is `factor` times as large."""
-        return Unit(self.powers, self.factor * Fraction(factor), radians=self.radians)
-
-    def times_ten_to(self, exponent: int) -> Unit:
-        """Returns the unit with a decimal prefix, such as 3 for kilo."""
-        return self.by(Fraction(10) ** exponent)
+        return Unit(self.powers, self.factor * factor)
 
     def in_basic_units(self, value: Real) -> Real:
         """Returns a value in this unit as a value in basic units."""
-        return added(value * self._factor(), self._zero_point())
+        return added(value * self.factor, self.offset)
 
     def from_basic_units(self, value: Real) -> Real:
         """Returns a value in basic units as a value in this unit."""
-        return added(value, -self._zero_point()) / self._factor()
-
-    def _factor(self) -> Real:
-        return real(self.factor.numerator) / self.factor.denominator * _DEGREES_PER_RADIAN**self.radians
-
-    def _zero_point(self) -> Real:
-        return real(self.offset.numerator) / self.offset.denominator
+        return added(value, -self.offset) / self.factor
 
 
 def basic_unit(name: str) -> Unit:
@@ -76,8 +69,8 @@ def basic_unit(name: str) -> Unit:
 
 NO_UNIT = Unit(frozenset())
 _THING = basic_unit("thing")
-CELSIUS = Unit(frozenset({("kelvin", 1)}), offset=Fraction("273.15"))
-FAHRENHEIT = Unit(frozenset({("kelvin", 1)}), Fraction(5, 9), Fraction("459.67") * Fraction(5, 9))
+CELSIUS = Unit(frozenset({("kelvin", 1)}), offset=real("273.15"))
+FAHRENHEIT = Unit(frozenset({("kelvin", 1)}), real(5) / 9, real("459.67") * 5 / 9)
 BARE_DEGREE = Unit(frozenset({("degree", 1)}), others=(CELSIUS, FAHRENHEIT, basic_unit("kelvin")))
 
 PREFIXES: dict[str, int] = UNITS["prefixes"]
@@ -93,10 +86,10 @@ def _defined(definition: str, known: dict[str, Unit]) -> Unit:
     """Returns the unit that a definition such as `9.80665 lb m s^-2` states; words that are not known are basic units."""
     unit = NO_UNIT
     for factor in definition.split():
-        if factor[0].isdigit():
-            unit = unit.by(factor)
-            continue
         name, _, exponent = factor.partition("^")
+        if name[0].isdigit():
+            unit = unit.by(real(name) ** int(exponent or 1))
+            continue
         base = known.get(name) or basic_unit(name)
         unit = unit.times(base, int(exponent or 1))
     return unit
@@ -115,7 +108,7 @@ def _units_by_name() -> dict[str, Unit]:
     units["pound"] = replace(units["lb"], others=(units["£"],))
     units["¥"] = replace(units["¥"], others=(units["元"],))
     units |= dict.fromkeys(("degree", "deg", DEGREE, "度"), BARE_DEGREE)
-    units |= dict.fromkeys(("rad", "radian", "弧度"), Unit(BARE_DEGREE.powers, radians=1))
+    units |= dict.fromkeys(("rad", "radian", "弧度"), BARE_DEGREE.by(180 / PI))
     units |= dict.fromkeys(("celsius", "centigrade", "摄氏度"), CELSIUS)
     units["fahrenheit"] = FAHRENHEIT
     for symbols, names, _ in UNITS["with_prefixes"]:
@@ -138,7 +131,7 @@ def _units_by_symbol() -> dict[str, Unit]:
 def _add_prefixed(units: dict[str, Unit], spelling: str, prefixes: dict[str, int]) -> None:
     """Adds a unit with each prefix, unless the word stands for another unit already."""
     for prefix, exponent in prefixes.items():
-        units.setdefault(prefix + spelling, units[spelling].times_ten_to(exponent))
+        units.setdefault(prefix + spelling, units[spelling].by(real(10) ** exponent))
 
 
 _SYMBOLS = _units_by_symbol()

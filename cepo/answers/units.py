@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cepo.answers.exact_numbers import real
 from cepo.answers.lexer import Group, Node, NodeCursor, Token, is_number, is_sign, text_of, word_of
 from cepo.answers.tables import UNITS
 from cepo.answers.typesetting import DEGREE
@@ -26,9 +27,7 @@ from cepo.answers.unit_table import (
 
 _WORDS_WITHOUT_UNIT = frozenset(UNITS["words_without_unit"].split())
 _DEGREE_WORDS = {"degrees", "degree", "deg"}
-_SCALES = {
-    "c": CELSIUS, "celsius": CELSIUS, "centigrade": CELSIUS, "f": FAHRENHEIT, "fahrenheit": FAHRENHEIT,
-}  # fmt: skip
+_SCALES = dict.fromkeys(("c", "celsius", "centigrade"), CELSIUS) | dict.fromkeys(("f", "fahrenheit"), FAHRENHEIT)
 """The temperature scales behind a degree sign."""
 _EXPONENTS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _EXPONENTS_BEHIND = {"squared": 2, "cubed": 3}
@@ -137,7 +136,7 @@ class _Reader(NodeCursor):
             return None
         if word in PREFIXES and self._next_is(r"\Omega"):
             self._place += 1
-            return OHM.times_ten_to(PREFIXES[word])
+            return OHM.by(real(10) ** PREFIXES[word])
         if len(word) == 1 and word.isascii() and not node.upright and word not in _PLAIN_LETTERS:
             return None
         if word in _DEGREE_WORDS:
