@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cepo.answers.characters import plain_characters
-from cepo.answers.digits import joined_thousands, with_numbers
+from cepo.answers.digits import with_plain_numbers
 from cepo.answers.lexer import (
     Group,
     Node,
@@ -35,7 +35,7 @@ _WITHOUT_ARGUMENT = (r"\angle", r"\triangle", r"\parallel", r"\perp", r"\cong", 
 
 def nodes_of(text: str, commas: bool = True) -> list[Node]:
     """Returns the simplified nodes of a text; `commas`: whether `1,234` is a number and not a list of two."""
-    nodes = without_typesetting(read_nodes(joined_thousands(plain_characters(text), commas)))
+    nodes = without_typesetting(read_nodes(with_plain_numbers(plain_characters(text), commas)))
     for step in _STEPS:
         nodes = _in_groups(step, nodes)
     return nodes
@@ -329,5 +329,5 @@ def _takes_argument(node: Node | None) -> bool:
 
 
 _STEPS: tuple[Callable[[list[Node]], list[Node]], ...] = (
-    _with_fractions, _with_degrees, _with_radians, with_numbers, _with_words, _with_exponents, _without_braces,
+    _with_fractions, _with_degrees, _with_radians, _with_words, _with_exponents, _without_braces,
 )  # fmt: skip
