@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from cepo.answers.exact_numbers import near
 from cepo.answers.lexer import Group, Node, Token, is_number, is_sign, text_of, written
 from cepo.answers.numbers import value_of
 from cepo.answers.spelling import nodes_of
@@ -22,6 +23,8 @@ from cepo.answers.units import is_ambiguous, is_currency, may_be_in_a_unit, read
 LONGEST_ANSWER = 512
 """The number of characters up to which an answer is read; longer ones are compared as they are."""
 _MOST_PASSES = 8
+_ROUNDING = 0.05
+"""The largest relative difference between the sides of a calculation such as `20/3 = 6.7`."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,22 @@ def _statement_of_equation(sides: list[list[Node]], statements: list[Statement])
     first = values[0]
     last = values[-1]
     is_calculation = all(states_a_value(value) for value in values)  # `2 \cdot 30 = 60`
+    if is_calculation and not _may_be_equal(statements[0], statements[-1]):
+        return Statement("=".join(values))  # `6 = 5`
     if is_calculation or (is_name(first) and states_a_value(last)):
         return statements[-1]
     if len(sides) == 2 and states_a_value(first) and is_name(last):
         return statements[0]
     return Statement("=".join(values))
+
+
+def _may_be_equal(first: Statement, last: Statement) -> bool:
+    """Returns whether two sides of an equation have a unit, or values that are equal but for rounding."""
+    first_value = value_of(first.value)
+    last_value = value_of(last.value)
+    if first_value is None or last_value is None or first.unit is not None or last.unit is not None:
+        return True
+    return near(first_value, last_value, _ROUNDING)
 
 
 def states_a_value(text: str) -> bool:
