@@ -27,7 +27,9 @@ from cepo.answers.unit_table import (
 
 _WORDS_WITHOUT_UNIT = frozenset(UNITS["words_without_unit"].split())
 _DEGREE_WORDS = {"degrees", "degree", "deg"}
-_SCALES = dict.fromkeys(("c", "celsius", "centigrade"), CELSIUS) | dict.fromkeys(("f", "fahrenheit"), FAHRENHEIT)
+_SCALES: dict[str, Unit] = {
+    "c": CELSIUS, "celsius": CELSIUS, "centigrade": CELSIUS, "f": FAHRENHEIT, "fahrenheit": FAHRENHEIT,
+}  # fmt: skip
 """The temperature scales behind a degree sign."""
 _EXPONENTS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _EXPONENTS_BEHIND = {"squared": 2, "cubed": 3}
