@@ -61,8 +61,8 @@ def equal(answer: str, truth: str, *, tolerance: float = 0.0, decimals: int | No
 
     Dates, times of day, telephone numbers, ranges and chemical formulas are compared as such, choices (`B`, `A, C`) by
     their letters. All else is read as a value and a unit. Units must be equal or convertible; a unit that only one side
-    names does not count. Then numbers are compared: exactly, or to 40 digits if they are irrational, or within the
-    tolerance that is given. An answer that is not a single number (an equation, a set, words) never equals a number.
+    names does not count. Then numbers are compared: to 980 digits, or within the tolerance that is
+    given. An answer that is not a single number (an equation, a set, words) never equals a number.
     Lists, tuples, sets and intervals are compared part by part, words by spelling in any case, equations by spelling or
     as equations, and other algebra by its values at three points.
 
