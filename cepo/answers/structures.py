@@ -105,28 +105,26 @@ def _is_in_brackets(nodes: Sequence[Node]) -> bool:
     return is_sign(nodes[-1], closing) and closes_last(nodes)
 
 
+def _is_tuple(nodes: Sequence[Node]) -> bool:
+    """Returns whether nodes are several parts in parentheses."""
+    is_enclosed = is_sign(nodes[0], "(") and _is_in_brackets(nodes)
+    return is_enclosed and len(split_outside_brackets(nodes[1:-1], _is_separator)) > 1
+
+
 @lru_cache(maxsize=4096)
 def without_parentheses(text: str) -> str:
-    """Returns `x<60` for `(x<60)`; a tuple or interval keeps its parentheses."""
+    """Returns `x<60` for `(x<60)`; a tuple keeps its parentheses."""
     nodes = read_nodes(text)
-    if len(nodes) < 3 or not is_sign(nodes[0], "(") or not is_sign(nodes[-1], ")") or not closes_last(nodes):
-        return text
-    inner = nodes[1:-1]
-    is_tuple = len(split_outside_brackets(inner, _is_separator)) > 1
-    return text if is_tuple else written(inner)
+    is_enclosed = len(nodes) > 2 and is_sign(nodes[0], "(") and _is_in_brackets(nodes)
+    return written(nodes[1:-1]) if is_enclosed and not _is_tuple(nodes) else text
 
 
 @lru_cache(maxsize=4096)
 def without_point_name(text: str) -> str:
     """Returns `(2,3)` for `A(2,3)`; anything else stays as it is."""
     nodes = read_nodes(text)
-    if len(nodes) < 6 or not re.fullmatch("[A-Z]", text_of(nodes[0])) or not is_sign(nodes[1], "("):
-        return text
-    coordinates = nodes[1:]
-    if not is_sign(coordinates[-1], ")") or not closes_last(coordinates):
-        return text
-    is_tuple = len(split_outside_brackets(coordinates[1:-1], _is_separator)) > 1
-    return written(coordinates) if is_tuple else text
+    is_point = len(nodes) > 5 and re.fullmatch("[A-Z]", text_of(nodes[0])) and _is_tuple(nodes[1:])
+    return written(nodes[1:]) if is_point else text
 
 
 def _with_both_signs(text: str) -> list[str]:
