@@ -29,12 +29,11 @@ _CONFIG = LatexExtractionConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="all"
     ),
 )
-_BRACKETS = ("()", "{}", "[]")
 _POINTS = 3
 _LEAST_POINTS = 2
 """At how many points two expressions are equal if they have no real value at the others."""
 _DIGITS = 30
-_DIGITS_OF_CONSTANTS = 60
+_DIGITS_OF_CONSTANTS = 1_000
 _TOLERANCE = sympy.Float("1e-12", 15)
 
 
@@ -111,27 +110,11 @@ def _expression(text: str) -> Any:
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Any]:
     """Returns what math-verify reads: sympy objects, and the text itself as a string."""
-    if is_too_costly(text):
+    if ":" in text or is_too_costly(text):  # math-verify would read a part of a ratio
         return []
-    if ":" in text:
-        text = _ratio_as_fraction(text)
-        if not text:
-            return []
     text = text.replace("%", "/100")
     # The box makes math-verify read the whole text: it would read a bare `5 \sqrt { 3 }` as 3.
     return parse(rf"\boxed{{{text}}}", extraction_config=[_CONFIG], parsing_timeout=None)  # type: ignore[arg-type]
-
-
-def _ratio_as_fraction(text: str) -> str:
-    r"""Returns `\frac{a}{b}` for `a:b`, and an empty text for other texts with a colon, of which math-verify reads a part."""
-    terms = text.split(":")
-    if len(terms) != 2 or r"\{" in text or "=" in text:
-        return ""
-    for term in terms:
-        has_open_brackets = any(term.count(opening) != term.count(closing) for opening, closing in _BRACKETS)
-        if not term or has_open_brackets:
-            return ""
-    return rf"\frac{{{terms[0]}}}{{{terms[1]}}}"
 
 
 def _equal_at(first: Any, second: Any, number: int) -> bool | None:

@@ -5,24 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_CHARACTERS = {
-    # degrees, primes and quotation marks
-    "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "℃": r"^\circ C", "℉": r"^\circ F",
-    "′": "'", "’": "'", "‘": "'", "ʹ": "'", "″": '"', "”": '"', "“": '"',
-    # minus signs and dashes
-    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-",
-    # operators and relations
-    "×": r"\times ", "✕": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "•": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ",
-    "⁄": "/", "∕": "/", "±": r"\pm ", "≤": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "⩾": r"\geq ", "≠": r"\neq ",
-    "≈": r"\approx ", "∼": r"\sim ", "∪": r"\cup ", "∈": r"\in ", "∞": r"\infty ", "∅": r"\emptyset ",
-    # geometry
-    "∠": r"\angle ", "≅": r"\cong ", "△": r"\triangle ", "∥": r"\parallel ", "⊥": r"\perp ", "∣": "|",
-    # letters
-    "π": r"\pi ", "Ω": r"\Omega ", "\u2126": r"\Omega ", "µ": r"\mu ", "μ": r"\mu ", "θ": r"\theta ", "α": r"\alpha ",
-    "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\varphi ", "ω": r"\omega ", "Δ": r"\Delta ",
-    # punctuation
-    "∶": ":", "：": ":", "，": ",", "、": ",", "。": ".", "．": ".", "…": "...",
-}  # fmt: skip
+from cepo.answers.tables import SIGNS
+
+_CHARACTERS: dict[str, str] = SIGNS["characters"]
 _ROOTS = {"√": "", "∛": "[3]", "∜": "[4]"}
 _RAISED = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿⁱ]+")
 _LOWERED = re.compile("[₀-₉₊₋]+")

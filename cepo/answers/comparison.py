@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from fractions import Fraction
 
 from cepo.answers.algebra import same_algebra, same_equation
 from cepo.answers.choices import chosen, letters_of_truth, same_letters_together
 from cepo.answers.datetimes import date_of, same_date, same_time, time_of
-from cepo.answers.exact_numbers import PI, Real, as_float, multiplied, near, same_value
+from cepo.answers.exact_numbers import PI, Real, as_float, near, same_value
 from cepo.answers.literals import (
     Range,
     formula_of,
@@ -29,17 +28,18 @@ from cepo.answers.statements import (
     folded_name,
     has_unit,
     read_statement,
+    with_multiple,
     without_name,
 )
 from cepo.answers.structures import (
-    interval_of,
+    ascending,
+    is_inequality,
     parts_of,
-    same_interval,
     same_parts,
     without_parentheses,
     without_point_name,
 )
-from cepo.answers.unit_table import STERLING, Unit, same_things
+from cepo.answers.unit_table import BARE_DEGREE, Unit, same_things
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,6 @@ _LETTERS_OF_A_WORD = re.compile(r"[A-Za-z][A-Za-z. ]*[A-Za-z][A-Za-z. ]*")
 _RELATION_OF_FIGURES = re.compile(r"\\(?:cong|parallel|perp|sim)(?![A-Za-z])")
 _SEGMENT = re.compile(r"\\overline\{([A-Z]{2})\}")
 _LENGTHS = [frozenset({("metre", power)}) for power in (1, 2, 3)]
-_TEMPERATURE = frozenset({("kelvin", 1)})
 
 
 def equal(answer: str, truth: str, *, tolerance: float = 0.0, decimals: int | None = None) -> bool:
@@ -62,8 +61,8 @@ def equal(answer: str, truth: str, *, tolerance: float = 0.0, decimals: int | No
 
     Dates, times of day, telephone numbers, ranges and chemical formulas are compared as such, choices (`B`, `A, C`) by
     their letters. All else is read as a value and a unit. Units must be equal or convertible; a unit that only one side
-    names does not count. Then numbers are compared: exactly, or to 40 digits if they are irrational, or within the
-    tolerance that is given. An answer that is not a single number (an equation, a set, words) never equals a number.
+    names does not count. Then numbers are compared: to 980 digits, or within the tolerance that is
+    given. An answer that is not a single number (an equation, a set, words) never equals a number.
     Lists, tuples, sets and intervals are compared part by part, words by spelling in any case, equations by spelling or
     as equations, and other algebra by its values at three points.
 
@@ -226,9 +225,11 @@ class _Comparison:
         """Compares values in normal form."""
         if answer == truth:
             return True
+        if value_of(answer) is not None:
+            truth = with_multiple(truth)
         right_value = value_of(truth)
         if right_value is not None:
-            return self._states_number(answer, truth, right_value)
+            return self._states_number(with_multiple(answer), truth, right_value)
         if value_of(answer) is not None and parts_of(truth) is None and _WORDS.search(truth):
             return False
         answer, truth = _without_names(answer, truth)
@@ -238,7 +239,7 @@ class _Comparison:
         if _LETTERS_OF_A_WORD.fullmatch(truth) and folded_name(answer) == folded_name(truth):
             return True
         if not _WORDS.search(truth):
-            return same_algebra(answer, truth)
+            return same_algebra(ascending(answer), ascending(truth))
         if _plain_words(answer) == _plain_words(truth):
             return True
         return _is_equation(truth) and _is_equation(answer) and same_equation(answer, truth)
@@ -254,28 +255,19 @@ class _Comparison:
         if has_percent:
             if abs(right_value) < 1:
                 return False  # a part of a whole, whose percentage is another number
-            return any(self.closeness.allows(multiplied(value, Fraction(100)), right_value) for value in values)
-        percentage = multiplied(right_value, Fraction(100))
-        return any(self.closeness.allows(value, percentage) for value in values)
+            return any(self.closeness.allows(value * 100, right_value) for value in values)
+        return any(self.closeness.allows(value, right_value * 100) for value in values)
 
     def _same_structure(self, answer: str, truth: str) -> bool | None:
-        """Compares intervals, lists, tuples, sets and ratios part by part; None if math-verify may know better."""
-        interval = interval_of(answer)
-        right_interval = interval_of(truth)
+        """Compares lists, tuples, sets and ratios part by part; None if math-verify may know better."""
         parts = parts_of(answer)
         right_parts = parts_of(truth)
-        if interval is not None and right_interval is not None:
-            if same_interval(interval, right_interval, self.same_part):
-                return True
-            if right_parts is None:
-                return False  # `[1, 2]` may be a tuple as well, so that its parts may be equal as such
         if parts is None:
             return None
         if right_parts is not None:
             return same_parts(parts, right_parts, self.same_part)
-        if right_interval is not None and parts.kind in ("list", "set"):
-            return False  # math-verify would compare 1, 3 with the ends of 1 < x < 3
-        return None
+        # math-verify would compare 1, 3 with the ends of 1 < x < 3
+        return False if parts.kind in ("list", "set") and is_inequality(truth) else None
 
 
 def _as_quantities(answer: Statement, truth: Statement) -> tuple[Statement, Statement]:
@@ -297,13 +289,11 @@ def _is_length(unit: Unit) -> bool:
 def _are_interchangeable(first: Unit, second: Unit) -> bool:
     """Returns whether values in two units are compared without conversion, since both may mean the same unit.
 
-    A degree sign may stand for any temperature scale, and the word pound for money.
+    A degree sign may stand for any temperature scale, the word pound for money, and ¥ for yen and yuan.
     """
     if first == second or same_things(first, second):
         return True
-    if _TEMPERATURE in (first.powers, second.powers) and (first.is_bare_degree or second.is_bare_degree):
-        return True
-    return (first.is_pound_in_words and second == STERLING) or (second.is_pound_in_words and first == STERLING)
+    return second in first.others or first in second.others
 
 
 def _same_angle(in_degrees: Statement, in_radians: Statement) -> bool:
@@ -311,12 +301,12 @@ def _same_angle(in_degrees: Statement, in_radians: Statement) -> bool:
 
     The part of π is at most a full turn, since `10\pi` is rather a length or an area.
     """
-    if in_degrees.unit is None or not in_degrees.unit.is_bare_degree or in_radians.unit is not None:
+    if in_degrees.unit != BARE_DEGREE or in_radians.unit is not None:
         return False
     angle = value_of(in_radians.value)
     if angle is None or r"\pi" not in in_radians.value or not abs(angle) <= 2 * PI:
         return False
-    return any(same_value(multiplied(value, PI / 180), angle) for value in stated_values(in_degrees.value))
+    return any(same_value(value * PI / 180, angle) for value in stated_values(in_degrees.value))
 
 
 def _without_names(answer: str, truth: str) -> tuple[str, str]:

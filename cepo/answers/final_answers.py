@@ -35,16 +35,18 @@ _NO_STATEMENT = re.compile(
     r"\s*(?:(?:definitely|clearly|probably|certainly)\s+)?"
     r"(?:not\b|n't\b|based\b|in\s+the\s+form\b|one\s+of\b|among\b|不(?:是|对|选)"
     r"|(?:correct|right|wrong|incorrect|unique|clear)(?=\s*(?:[.,;!]|\Z|(?:because|since|as|and)\b)))"
+    r"|i\s+(?:made\s+a\s+mistake|was\s+wrong|mis[a-z]+)\b|我[^，。]{0,6}错"
     r"|[\s.*_:,]*\Z",
     re.IGNORECASE,
 )
 """What follows the words where they state no answer: `I hope the answer is correct`."""
 _TAKEN_BACK = re.compile(
-    r"(?:[.,;:!?…]|\s[-–—])\s*(?:no|wait|sorry|oops|hmm+|actually|correction)\b"
-    r"(?:[,.:!–—]|\s+(?:no|wait|sorry|actually)\b|(?=\s+(?:it|that|this)\b))+\s*(?P<is>(?:it|that|this)(?:\s+is|'s)\s+)?",
+    r"(?:[.,;:!?…，。；！？\n]|\s[-–—])\s*(?:no|wait|sorry|oops|hmm+|actually|correction|不对|错了|等等|等一下|更正)\b"
+    r"(?:[,.:!–—，。：！]|\s+(?:no|wait|sorry|actually)\b|(?=\s+(?:it|that|this)\b))+[^\S\n]*"
+    r"(?P<is>(?:it|that|this)(?:\s+is|'s)\s+|应?该?是\s*)?",
     re.IGNORECASE,
 )
-"""The words with which a statement is taken back."""
+"""The words with which a statement is taken back, in its own line or in a later one."""
 _INSTEAD = re.compile(
     r"[.,;:!?]\s*(?:no,?\s+)?(?P<is>(?:it|this)(?:\s+is|'s)\s+)|[\s,;]+but\s+|[，。；]\s*(?:而?是|应?选)", re.IGNORECASE
 )
@@ -75,7 +77,10 @@ _LETTERS_OF_TRUTH = re.compile(r"\s*[A-J](?:\s*,\s*[A-J])*\s*")
 _NUMBERED_LINE = re.compile(r"\s*\d[.)]\s")
 _YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE)
 _YES_OR_NO = re.compile(r"\byes\s*(?:or|/)\s*no\b|\bno\s*(?:or|/)\s*yes\b", re.IGNORECASE)
-_FIRST_WORD = re.compile(r"[\s*_\"“(]*(?:(?:so|thus|therefore|hence)\s*,?\s+)?(?P<word>yes|no)\b", re.IGNORECASE)
+_FIRST_WORD = re.compile(
+    r"[\s*_\"“(]*(?:(?:so|thus|therefore|hence|wait|actually)\s*,?\s+)?(?P<word>yes|no)\b(?P<end>\W*\Z|\s*[,;:–—])?",
+    re.IGNORECASE,
+)
 _SENTENCE = re.compile(r"[^.!?\n]+")
 
 
@@ -84,7 +89,7 @@ def final_answer(text: str, kind: AnswerKind | None = None, choices: Sequence[st
 
     What follows `</think>` counts, and a mark in the thinking only if nothing behind it is an answer. The last `\boxed{}` or
     `<answer>` counts. Without either, the last statement `answer is ...`, `Answer: ...`, `答案: ...` counts, up to the prose
-    behind it, unless its own line takes it back. Otherwise the last line counts if it is only a letter with or without its
+    behind it, unless it is taken back. Otherwise the last line counts if it is only a letter with or without its
     option, or only a number; then the first line, if it is only that; and of a yes or no question the first sentence that
     begins with either word, or the last line that has one.
 
@@ -96,7 +101,7 @@ def final_answer(text: str, kind: AnswerKind | None = None, choices: Sequence[st
     behind_thinking, *rest = _behind_thinking_first(text)
     answer = _answer_in(behind_thinking, kind, choices)
     if answer is not None or not rest:
-        return answer
+        return answer or None
     marked = last_marked_answer(text)
     if marked is not None or behind_thinking.strip():
         return marked
@@ -140,12 +145,13 @@ def _stated_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]) -
         statements.sort()
     following_start = len(text)
     for start, end in reversed(statements):
+        behind = text[end:following_start]
         right_option = _OPTION_IS_RIGHT.match(text, start)
         if right_option is not None and right_option.end() == end:
-            return right_option["letter"]
-        line, _, _ = text[end:following_start].partition("\n")
+            behind = f"{right_option['letter']}\n{behind}"
+        line, _, _ = behind.partition("\n")
         is_denied = _NO_STATEMENT.match(line) is not None
-        replacing = _replacing_answer(line, kind, choices, is_denied=is_denied)
+        replacing = _replacing_answer(line if is_denied else behind, kind, choices, is_denied=is_denied)
         if replacing is not None:
             return replacing
         if not is_denied:
@@ -159,14 +165,17 @@ def _plain_line(line: str) -> str:
     return _BEFORE_A_NUMBER.sub("", _EMPHASIS.sub("", line).strip(), count=1)
 
 
-def _replacing_answer(line: str, kind: AnswerKind | None, choices: Sequence[str], *, is_denied: bool) -> str | None:
-    """Returns what a line states last in place of an answer that it denies or takes back; None if it does not.
+def _replacing_answer(text: str, kind: AnswerKind | None, choices: Sequence[str], *, is_denied: bool) -> str | None:
+    """Returns what a text states last in place of an answer that it denies or takes back; None if it does not.
 
     An answer that is said to be wrong, without another one, is replaced by these words, which are no answer.
     """
     pattern = _INSTEAD if is_denied else _TAKEN_BACK
-    for match in reversed(list(pattern.finditer(line))[-_MOST_ENDS:]):
-        behind = line[match.end() :]
+    options = {choice.casefold() for choice in choices}
+    for match in reversed(list(pattern.finditer(text))[-_MOST_ENDS:]):
+        if match[0].strip(" .,!").casefold() in options:  # `(B). No.`
+            continue
+        behind, _, _ = text[match.end() :].partition("\n")
         answer = _without_prose(_plain_line(behind), kind, choices)
         if kind == "numeric":
             is_answer = _is_quantity(answer)
@@ -217,29 +226,37 @@ def _answer_in_a_line(text: str, kind: AnswerKind | None, choices: Sequence[str]
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     if not lines or kind not in ("choice", "yes_no", "numeric"):
         return None
-    first_line = lines[0]
+    first_line, *others = lines
     last_line = lines[-1]
+    behind_first_line = "".join(f"\n{line}" for line in others)
     if kind == "yes_no":
         return _sentence_with_yes_or_no(text, last_line)
     if kind == "choice":
         if chosen(last_line, choices):
             return last_line
-        return first_line if _is_choice_alone(first_line, lines[1:], choices) else None
+        is_alone = _is_choice_alone(first_line, others, choices)
+        return _unless_taken_back(first_line, behind_first_line, kind, choices) if is_alone else None
     if is_number(last_line):
         return last_line
     if is_number(first_line) and "=" not in first_line:
-        return first_line
-    is_prose_behind_number = (
-        len(lines) == 1 and not _NUMBERED_LINE.match(last_line) and not _TAKEN_BACK.search(last_line)
-    )
+        return _unless_taken_back(first_line, behind_first_line, kind, choices)
+    if others or _NUMBERED_LINE.match(last_line):
+        return None
     beginning = _without_prose(last_line, kind, choices)
-    return beginning if is_prose_behind_number and is_number(beginning) else None
+    prose = last_line[len(beginning) :]
+    return _unless_taken_back(beginning, prose, kind, choices) if is_number(beginning) else None
+
+
+def _unless_taken_back(answer: str, behind: str, kind: AnswerKind, choices: Sequence[str]) -> str | None:
+    """Returns an answer, or what the text behind it states in its place; None if that only casts doubt on it."""
+    replacing = _replacing_answer(behind, kind, choices, is_denied=False)
+    if replacing is not None:
+        return replacing
+    return None if _TAKEN_BACK.search(behind) else answer
 
 
 def _is_choice_alone(line: str, others: Sequence[str], choices: Sequence[str]) -> bool:
     """Returns whether a line is nothing but letters, or an option where none of the other lines names one."""
-    if any(_TAKEN_BACK.match(f". {other}") for other in others):
-        return False
     if _LETTERS_ALONE.fullmatch(line):
         return True
     letters = chosen(line, choices)
@@ -253,13 +270,22 @@ def _names_option(line: str, choices: Sequence[str]) -> bool:
 
 
 def _sentence_with_yes_or_no(text: str, last_line: str) -> str | None:
-    """Returns the last line if it is the word, else the first sentence that begins with it, else the last line that has it."""
+    """Returns the last line if it is the word, else the first sentence that begins with it, else the last line that has it.
+
+    Sentences that begin with either word and a comma, and say different words, state nothing.
+    """
     if yes_or_no(last_line) is not None and len(_EMPHASIS.sub("", last_line).strip(' .!*_"')) <= len("yes"):
         return last_line
-    for sentence in _SENTENCE.findall(text):
-        if _FIRST_WORD.match(sentence) and yes_or_no(sentence) is not None:
-            return sentence.strip()
-    return last_line if yes_or_no(last_line) is not None else None
+    sentences = [match for match in map(_FIRST_WORD.match, _SENTENCE.findall(text)) if match is not None]
+    sentences = [match for match in sentences if yes_or_no(match.string) is not None]
+    if not sentences:
+        return last_line if yes_or_no(last_line) is not None else None
+    first, *others = sentences
+    word = first["word"].lower()
+    if any(other["end"] is not None and other["word"].lower() != word for other in others):
+        return None
+    behind = text.partition(first.string)[2]
+    return _unless_taken_back(first.string.strip(), behind, "yes_no", ())
 
 
 def yes_or_no(text: str) -> Literal["yes", "no"] | None:

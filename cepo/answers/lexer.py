@@ -73,7 +73,7 @@ def with_space(node: Node, spaced: bool = True) -> Node:
 _RELATIONS = {"<=": r"\leq", ">=": r"\geq", "!=": r"\neq"}
 _TOKEN = re.compile(
     r"(?P<nothing>\\!)|(?P<space>\s+|~|\\[,;:>/ ]|\\\s)"
-    r"|(?P<number>(?:\d+\.\d+|\.\d+|\d+)(?:[eE][+-]?\d+(?!\d|\.\d))?)"
+    r"|(?P<number>\d+\.\d+|\.\d+|\d+)"
     r"|(?P<letters>[A-Za-z]+|[\u4e00-\u9fff]+)"
     r"|(?P<relation><=|>=|(?<=[\sA-Za-z])!=)"  # `5!=120` is a factorial
     r"|(?P<command>\\(?:[A-Za-z]+\*?|\\|.))"
@@ -83,10 +83,7 @@ _TOKEN = re.compile(
 
 
 def read_nodes(text: str) -> list[Node]:
-    r"""Returns the tree of a text; a brace without partner is a sign.
-
-    `1.6e-19` is one number, because no space stands in it; in `2 e - 3` and `2e` the `e` is a letter.
-    """
+    r"""Returns the tree of a text; a brace without partner is a sign."""
     bodies: list[list[Node]] = [[]]  # the nodes of the text and of each brace that is open
     spaces: list[bool] = []  # whether a space stands before each of these braces
     spaced = False

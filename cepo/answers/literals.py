@@ -26,7 +26,9 @@ _SPAN_OF_YEARS = re.compile(r"(?:1[5-9]|20)\d\d\s*-\s*(?:\d\d|(?:1[5-9]|20)\d\d)
 _ORDER = re.compile(r"\d+(?:\s*-\s*\d+){2,}")
 _DIGITS = re.compile(r"\d+")
 _DECIMAL = re.compile(r"\d+(?:\.\d+)?")
-_SIZE = re.compile(rf"(?P<numbers>\d+(?:\.\d+)?(?:\s*(?:x|X|\\times|by)\s*\d+(?:\.\d+)?)+)(?P<unit>{_UNIT})?")
+_SIDE = rf"\d+(?:\.\d+)?(?:{_UNIT})?"
+_TIMES = r"\s*(?:x|X|\\times|by)\s*(?=\d)"
+_SIZE = re.compile(rf"{_SIDE}(?:{_TIMES}{_SIDE})+")
 _DIGITS_AND_SEPARATORS = re.compile(r"[+\d\s()-]+")
 _TELEPHONE_NUMBER = re.compile(r"(?:\+?\d{1,3}[\s-]*)?(?:\(\d{2,5}\)|\d{2,5})(?:[\s-]*\d{2,5}){1,4}")
 _FEWEST_DIGITS_OF_A_TELEPHONE_NUMBER = 7
@@ -115,11 +117,15 @@ def is_positive_difference(text: str) -> bool:
 
 def size_of(text: str) -> tuple[str, ...]:
     """Returns the sides of a size such as `8 x 10`, `3 \\times 4` or `8.5 by 11 in`, each with the unit; else nothing."""
-    match = _SIZE.fullmatch(_plain(text))
-    if match is None:
+    plain = _plain(text)
+    if not _SIZE.fullmatch(plain):
         return ()
-    unit = match["unit"] or ""
-    return tuple(number + unit for number in _DECIMAL.findall(match["numbers"]))
+    sides = re.split(_TIMES, plain)
+    units = [_DECIMAL.sub("", side, count=1) for side in sides]
+    if any(unit and known_unit(unit.strip()) is None for unit in units[:-1]):
+        return ()  # `2a \\times 3b`
+    common_unit = units[-1]
+    return tuple(side if unit else side + common_unit for side, unit in zip(sides, units, strict=True))
 
 
 def _plain(text: str) -> str:

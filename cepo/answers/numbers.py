@@ -17,7 +17,6 @@ in radians (`cepo.answers.spelling` converts degrees), and a logarithm without a
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from functools import lru_cache
 
 from cepo.answers.algebra import LONGEST_EXPRESSION, constant_value, is_nested_too_deep
@@ -29,10 +28,9 @@ from cepo.answers.exact_numbers import (
     Real,
     added,
     binomial,
-    divided,
     factorial,
-    multiplied,
     power,
+    real,
     root,
 )
 from cepo.answers.lexer import Group, Node, NodeCursor, Token, is_number, is_sign, read_nodes
@@ -58,7 +56,7 @@ def value_of(text: str) -> Real | None:
             return _Reader(nodes).whole()
         dividend = _Reader(nodes[: colons[0]]).whole()
         divisor = _Reader(nodes[colons[0] + 1 :]).whole()
-        return divided(dividend, divisor)
+        return dividend / divisor
     except (ZeroDivisionError, OverflowError, ValueError, RecursionError):
         return None
 
@@ -88,7 +86,7 @@ class _Reader(NodeCursor):
             is_quotient = self._next_is("/", r"\div")
             self._place += 1
             factor = self._row()
-            value = divided(value, factor) if is_quotient else multiplied(value, factor)
+            value = value / factor if is_quotient else value * factor
         return value
 
     def _row(self) -> Real:
@@ -98,7 +96,7 @@ class _Reader(NodeCursor):
             return -self._row()
         value = self._power()
         while self._starts_a_factor():
-            value = multiplied(value, self._power())
+            value *= self._power()
         return value
 
     def _starts_a_factor(self) -> bool:
@@ -124,7 +122,7 @@ class _Reader(NodeCursor):
                     raise ValueError(NO_NUMBER)
                 value = factorial(value)
             elif self._skip("%"):
-                value = multiplied(value, Fraction(1, 100))
+                value /= 100
             else:
                 return value
 
@@ -156,9 +154,9 @@ class _Reader(NodeCursor):
         if name == r"\frac":
             numerator = self._group()
             denominator = self._group()
-            return divided(numerator, denominator)
+            return numerator / denominator
         if name == r"\sqrt":
-            degree: Real = self._closed("]") if self._skip("[") else Fraction(2)
+            degree: Real = self._closed("]") if self._skip("[") else real(2)
             return root(self._group(), degree)
         if name == r"\binom":
             total = self._group()
@@ -186,7 +184,7 @@ class _Reader(NodeCursor):
 
     def _decimal(self, text: str) -> Real:
         r"""Returns a decimal, with the digits that repeat (`0.1\overline{6}`) or the fraction of a mixed number."""
-        value = Fraction(text)
+        value = real(text)
         if "." not in text:
             if self._skip("."):  # `0.\overline{3}`
                 if not self._next_is(REPETEND):
@@ -200,18 +198,18 @@ class _Reader(NodeCursor):
             raise ValueError(NO_NUMBER)
         self._place += 1
         num_decimals = len(text.partition(".")[2])
-        return value + Fraction(int(digits), 10**num_decimals * (10 ** len(digits) - 1))
+        return value + real(digits) / (10**num_decimals * (10 ** len(digits) - 1))
 
-    def _fraction_of_mixed_number(self) -> Fraction:
+    def _fraction_of_mixed_number(self) -> Real:
         r"""Returns the fraction of two integers behind an integer, as in `13\frac{1}{3}`; 0 if there is none."""
         if not self._next_is(r"\frac"):
-            return Fraction(0)
+            return real(0)
         numerator = _digits_of(self._peek(1))
         denominator = _digits_of(self._peek(2))
         if not numerator or not denominator:
-            return Fraction(0)
+            return real(0)
         self._place += 3
-        return Fraction(int(numerator), int(denominator))
+        return real(numerator) / int(denominator)
 
 
 def _digits_of(node: Node | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cepo.answers.characters import plain_characters
-from cepo.answers.digits import merged_thousands, with_numbers
+from cepo.answers.digits import with_plain_numbers
 from cepo.answers.lexer import (
     Group,
     Node,
@@ -22,23 +22,20 @@ from cepo.answers.lexer import (
     text_of,
     with_space,
     word_of,
-    written,
 )
+from cepo.answers.number_words import with_digits
 from cepo.answers.numbers import ANGLE_FUNCTIONS
+from cepo.answers.tables import UNITS
 from cepo.answers.typesetting import DEGREE, without_typesetting
 
-_WITH_TWO_ARGUMENTS = {
-    r"\frac": r"\frac", r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\nicefrac": r"\frac",
-    r"\binom": r"\binom", r"\dbinom": r"\binom",
-}  # fmt: skip
+_WITH_TWO_ARGUMENTS = (r"\frac", r"\binom")
 _WITHOUT_ARGUMENT = (r"\angle", r"\triangle", r"\parallel", r"\perp", r"\cong", r"\sim")
 """Commands without an argument, so that braces behind them mean nothing: `\\angle{ABC}`."""
 
 
 def nodes_of(text: str, commas: bool = True) -> list[Node]:
     """Returns the simplified nodes of a text; `commas`: whether `1,234` is a number and not a list of two."""
-    nodes = without_typesetting(read_nodes(plain_characters(text)))
-    nodes = merged_thousands(nodes, commas)
+    nodes = without_typesetting(read_nodes(with_plain_numbers(plain_characters(text), commas)))
     for step in _STEPS:
         nodes = _in_groups(step, nodes)
     return nodes
@@ -69,7 +66,7 @@ class _FractionsAndRoots(NodeCursor):
             node = self._nodes[self._place]
             self._place += 1
             if text_of(node) in _WITH_TWO_ARGUMENTS:
-                result.append(Token("command", _WITH_TWO_ARGUMENTS[text_of(node)], node.spaced))
+                result.append(node)
                 result += self._argument()
                 result += self._argument()
             elif is_sign(node, r"\sqrt") or self._is_root_in_words(node):
@@ -163,9 +160,9 @@ def _with_radians(nodes: list[Node]) -> list[Node]:
     r"""Writes the degrees behind a trigonometric function in radians: `\sin{\frac{30\pi}{180}}`."""
     result: list[Node] = []
     is_in_argument = False
-    for place, node in enumerate(nodes):
+    for node in nodes:
         if is_sign(node, *ANGLE_FUNCTIONS):
-            is_in_argument = not _is_inverse(nodes[place + 1 : place + 3])
+            is_in_argument = True
         elif is_sign(node, *_ENDS_OF_ARGUMENTS):
             is_in_argument = False
         if is_in_argument:
@@ -190,13 +187,6 @@ def _add_in_radians(result: list[Node], node: Node) -> None:
         result.append(node)
 
 
-def _is_inverse(behind: Sequence[Node]) -> bool:
-    r"""Returns whether a function with these nodes behind it is the inverse one: `\sin^{-1}`."""
-    if len(behind) != 2 or not is_sign(behind[0], "^") or not isinstance(behind[1], Group):
-        return False
-    return written(behind[1].body) == "-1"
-
-
 def _take_last_factor(nodes: list[Node]) -> list[Node]:
     """Removes and returns the last factor: what stands in parentheses, or one node, or a fraction."""
     start = len(nodes) - 1
@@ -213,16 +203,14 @@ def _take_last_factor(nodes: list[Node]) -> list[Node]:
     return [with_space(node, False) for node in factor]
 
 
-_MULTIPLES = {
-    "hundred": "100", "thousand": "1000", "million": "1000000", "billion": "1000000000", "trillion": "1000000000000",
-    "dozen": "12", "万": "10000", "亿": "100000000",
-}  # fmt: skip
+_MULTIPLES: dict[str, str] = UNITS["multiples"]
 _PERCENT = ("percent", "percents", "percentage", "pct")
 
 
 def _with_words(nodes: list[Node]) -> list[Node]:
     """Writes the words `pi`, `infinity`, `percent`, `million` and the `to` of a ratio as mathematics."""
     result: list[Node] = []
+    nodes = with_digits(nodes)
     for place, node in enumerate(nodes):
         behind = nodes[place + 1] if place + 1 < len(nodes) else None
         if isinstance(node, Token) and node.kind == "letters":
@@ -341,5 +329,5 @@ def _takes_argument(node: Node | None) -> bool:
 
 
 _STEPS: tuple[Callable[[list[Node]], list[Node]], ...] = (
-    _with_fractions, _with_degrees, _with_radians, with_numbers, _with_words, _with_exponents, _without_braces,
+    _with_fractions, _with_degrees, _with_radians, _with_words, _with_exponents, _without_braces,
 )  # fmt: skip

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from cepo.answers.exact_numbers import near
 from cepo.answers.lexer import Group, Node, Token, is_number, is_sign, text_of, written
 from cepo.answers.numbers import value_of
 from cepo.answers.spelling import nodes_of
+from cepo.answers.tables import UNITS
 from cepo.answers.typesetting import DEGREE, without_wrappers
 from cepo.answers.unit_table import NO_UNIT, Unit
 from cepo.answers.units import is_ambiguous, is_currency, may_be_in_a_unit, read_unit
@@ -21,6 +23,8 @@ from cepo.answers.units import is_ambiguous, is_currency, may_be_in_a_unit, read
 LONGEST_ANSWER = 512
 """The number of characters up to which an answer is read; longer ones are compared as they are."""
 _MOST_PASSES = 8
+_ROUNDING = 0.05
+"""The largest relative difference between the sides of a calculation such as `20/3 = 6.7`."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +123,22 @@ def _statement_of_equation(sides: list[list[Node]], statements: list[Statement])
     first = values[0]
     last = values[-1]
     is_calculation = all(states_a_value(value) for value in values)  # `2 \cdot 30 = 60`
+    if is_calculation and not _may_be_equal(statements[0], statements[-1]):
+        return Statement("=".join(values))  # `6 = 5`
     if is_calculation or (is_name(first) and states_a_value(last)):
         return statements[-1]
     if len(sides) == 2 and states_a_value(first) and is_name(last):
         return statements[0]
     return Statement("=".join(values))
+
+
+def _may_be_equal(first: Statement, last: Statement) -> bool:
+    """Returns whether two sides of an equation have a unit, or values that are equal but for rounding."""
+    first_value = value_of(first.value)
+    last_value = value_of(last.value)
+    if first_value is None or last_value is None or first.unit is not None or last.unit is not None:
+        return True
+    return near(first_value, last_value, _ROUNDING)
 
 
 def states_a_value(text: str) -> bool:
@@ -214,9 +229,14 @@ def _number_with_unit(nodes: list[Node]) -> Statement | None:
     return None
 
 
-_MULTIPLES_OF_MONEY = {
-    "k": "1000", "K": "1000", "m": "1000000", "M": "1000000", "mn": "1000000", "B": "1000000000", "bn": "1000000000",
-}  # fmt: skip
+_SHORT_MULTIPLES: dict[str, str] = UNITS["short_multiples"]
+_SHORT_MULTIPLE = re.compile(r"(-?\d+(?:\.\d+)?)(k|K|M|B|bn)")
+
+
+def with_multiple(value: str) -> str:
+    r"""Returns `1.5\cdot1000000` for `1.5M`, and other values as they are."""
+    match = _SHORT_MULTIPLE.fullmatch(value)
+    return value if match is None else rf"{match[1]}\cdot{_SHORT_MULTIPLES[match[2]]}"
 
 
 def _money(nodes: list[Node]) -> Statement | None:
@@ -230,8 +250,8 @@ def _money(nodes: list[Node]) -> Statement | None:
     behind = nodes[place + 1 :]
     if is_sign(behind[0], "."):  # `Rs. 500`
         behind = behind[1:]
-    if len(behind) == 2 and text_of(behind[1]) in _MULTIPLES_OF_MONEY:  # `\$3.2M`
-        behind = [behind[0], Token("command", r"\cdot"), Token("number", _MULTIPLES_OF_MONEY[text_of(behind[1])])]
+    if len(behind) == 2 and text_of(behind[1]) in _SHORT_MULTIPLES:  # `\$3.2M`
+        behind = [behind[0], Token("command", r"\cdot"), Token("number", _SHORT_MULTIPLES[text_of(behind[1])])]
     amount = [nodes[0], *behind] if is_negative else behind
     return _sum_of_money(sign_of_money, amount)
 
@@ -266,10 +286,10 @@ def _compound(nodes: list[Node]) -> Statement | None:
         quantities.append((number, unit))
     text, first_unit = quantities[0]
     for number, unit in quantities[1:]:
-        ratio = unit.factor / first_unit.factor
-        if unit.powers != first_unit.powers or unit.radians or ratio >= 1:
+        num_parts = round(first_unit.factor / unit.factor)
+        if unit.powers != first_unit.powers or num_parts < 2:
             return None
-        text += rf"+{number}\cdot\frac{{{ratio.numerator}}}{{{ratio.denominator}}}"
+        text += rf"+\frac{{{number}}}{{{num_parts}}}"
     return Statement(text, first_unit)
 
 

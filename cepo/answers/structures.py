@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cepo.answers.exact_numbers import Real, floating
+from cepo.answers.exact_numbers import Real, same_value
 from cepo.answers.lexer import (
     CLOSING_BRACKETS,
     OPENING_BRACKETS,
@@ -24,8 +24,6 @@ from cepo.answers.numbers import value_of
 from cepo.answers.statements import named_parts
 
 _MOST_PARTS = 64
-_SAME_RATIO = 1e-30
-"""The relative difference up to which two quotients are equal."""
 _DOUBLE_SIGN = re.compile(r"\\(?:pm|mp)(?![A-Za-z]) ?")
 _NEEDLESS_PLUS = re.compile(r"(?:^|(?<=[=({]))\+")
 
@@ -107,28 +105,26 @@ def _is_in_brackets(nodes: Sequence[Node]) -> bool:
     return is_sign(nodes[-1], closing) and closes_last(nodes)
 
 
+def _is_tuple(nodes: Sequence[Node]) -> bool:
+    """Returns whether nodes are several parts in parentheses."""
+    is_enclosed = is_sign(nodes[0], "(") and _is_in_brackets(nodes)
+    return is_enclosed and len(split_outside_brackets(nodes[1:-1], _is_separator)) > 1
+
+
 @lru_cache(maxsize=4096)
 def without_parentheses(text: str) -> str:
-    """Returns `x<60` for `(x<60)`; a tuple or interval keeps its parentheses."""
+    """Returns `x<60` for `(x<60)`; a tuple keeps its parentheses."""
     nodes = read_nodes(text)
-    if len(nodes) < 3 or not is_sign(nodes[0], "(") or not is_sign(nodes[-1], ")") or not closes_last(nodes):
-        return text
-    inner = nodes[1:-1]
-    is_tuple = len(split_outside_brackets(inner, _is_separator)) > 1
-    return text if is_tuple else written(inner)
+    is_enclosed = len(nodes) > 2 and is_sign(nodes[0], "(") and _is_in_brackets(nodes)
+    return written(nodes[1:-1]) if is_enclosed and not _is_tuple(nodes) else text
 
 
 @lru_cache(maxsize=4096)
 def without_point_name(text: str) -> str:
     """Returns `(2,3)` for `A(2,3)`; anything else stays as it is."""
     nodes = read_nodes(text)
-    if len(nodes) < 6 or not re.fullmatch("[A-Z]", text_of(nodes[0])) or not is_sign(nodes[1], "("):
-        return text
-    coordinates = nodes[1:]
-    if not is_sign(coordinates[-1], ")") or not closes_last(coordinates):
-        return text
-    is_tuple = len(split_outside_brackets(coordinates[1:-1], _is_separator)) > 1
-    return written(coordinates) if is_tuple else text
+    is_point = len(nodes) > 5 and re.fullmatch("[A-Z]", text_of(nodes[0])) and _is_tuple(nodes[1:])
+    return written(nodes[1:]) if is_point else text
 
 
 def _with_both_signs(text: str) -> list[str]:
@@ -199,93 +195,23 @@ def _are_proportional(first: Sequence[str], second: Sequence[str]) -> bool:
         divisor = value_of(second_term)
         if not dividend or not divisor:  # None or 0
             return False
-        quotients.append(floating(dividend) / floating(divisor))
-    return all(abs(quotient - quotients[0]) <= abs(quotients[0]) * _SAME_RATIO for quotient in quotients)
+        quotients.append(dividend / divisor)
+    return all(same_value(quotient, quotients[0]) for quotient in quotients)
 
 
-@dataclass(frozen=True)
-class Interval:
-    r"""The numbers from `low` to `high`: `(1,3]`, or `1 < x \leq 3`.
-
-    Attributes:
-        variable: what lies in the interval, or an empty text.
-        has_low, has_high: whether the ends belong to it.
-    """
-
-    low: str
-    high: str
-    has_low: bool
-    has_high: bool
-    variable: str = ""
+_RELATION = re.compile(r"<|>|\\leq|\\geq")
+_FLIPPED = {">": "<", r"\geq": r"\leq "}
 
 
-_MINUS_INFINITY = r"-\infty"
-_INFINITY = r"\infty"
-_RELATIONS = ("<", ">", r"\leq", r"\geq")
-_FLIPPED = {">": "<", r"\geq": r"\leq"}
-_VARIABLE = re.compile(r"[A-Za-z]|\\[A-Za-z]+(?:_\w)?|[A-Za-z]_(?:\w|\{\w+\})")
+def is_inequality(text: str) -> bool:
+    """Returns whether a text in normal form has a sign such as `<`."""
+    return _RELATION.search(text) is not None
 
 
-@lru_cache(maxsize=4096)
-def interval_of(text: str) -> Interval | None:
-    r"""Returns the interval that an answer states as `(1,3]`, `x\in(1,3]` or `1<x\leq3`; else None."""
-    nodes = read_nodes(text)
-    variable = ""
-    if len(nodes) > 2 and is_sign(nodes[1], r"\in"):
-        variable = written(nodes[:1])
-        nodes = nodes[2:]
-    return _bracketed(nodes, variable) or _inequality(nodes)
-
-
-def _bracketed(nodes: list[Node], variable: str) -> Interval | None:
-    """Reads `(1,3]`."""
-    if len(nodes) < 5 or not is_sign(nodes[0], "(", "[") or not is_sign(nodes[-1], ")", "]"):
-        return None
-    ends = split_outside_brackets(nodes[1:-1], lambda node: is_sign(node, ","))
-    if len(ends) != 2 or not ends[0] or not ends[1]:
-        return None
-    return Interval(
-        low=written(ends[0]),
-        high=written(ends[1]).removeprefix("+"),
-        has_low=is_sign(nodes[0], "["),
-        has_high=is_sign(nodes[-1], "]"),
-        variable=variable,
-    )
-
-
-def _inequality(nodes: list[Node]) -> Interval | None:
-    r"""Reads `x<3`, `3>x` and `1<x\leq3`; None for relations in different directions and for other sides."""
-    relations = [text_of(node) for node in nodes if is_sign(node, *_RELATIONS)]
-    sides = [written(side) for side in split_outside_brackets(nodes, lambda node: is_sign(node, *_RELATIONS))]
-    if not relations or len(sides) != len(relations) + 1 or len(sides) > 3 or not all(sides):
-        return None
-    if all(relation in _FLIPPED for relation in relations):
-        relations = [_FLIPPED[relation] for relation in reversed(relations)]
-        sides.reverse()
-    if any(relation in _FLIPPED for relation in relations):
-        return None
-    includes_ends = [relation == r"\leq" for relation in relations]
-    if len(sides) == 3:
-        low, variable, high = sides
-        if not _is_variable(variable):
-            return None
-        return Interval(low, high, includes_ends[0], includes_ends[1], variable)
-    low, high = sides
-    if _is_variable(low) and value_of(high) is not None:
-        return Interval(_MINUS_INFINITY, high, has_low=False, has_high=includes_ends[0], variable=low)
-    if _is_variable(high) and value_of(low) is not None:
-        return Interval(low, _INFINITY, has_low=includes_ends[0], has_high=False, variable=high)
-    return None
-
-
-def _is_variable(text: str) -> bool:
-    return _VARIABLE.fullmatch(text) is not None and value_of(text) is None  # π is a number
-
-
-def same_interval(first: Interval, second: Interval, same: Callable[[str, str], bool]) -> bool:
-    """Returns whether two intervals have the same ends, and the same variable if both name one."""
-    if first.variable and second.variable and first.variable != second.variable:
-        return False
-    if first.has_low != second.has_low or first.has_high != second.has_high:
-        return False
-    return same(first.low, second.low) and same(first.high, second.high)
+def ascending(text: str) -> str:
+    """Returns `1<x<3` for `3>x>1`; anything else stays as it is."""
+    relations = _RELATION.findall(text)
+    if len(relations) != 2 or not _FLIPPED.keys() >= set(relations):
+        return text
+    high, middle, low = (side.strip() for side in _RELATION.split(text))
+    return low + _FLIPPED[relations[1]] + middle + _FLIPPED[relations[0]] + high

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cepo.answers.boxes import last_boxed_span
 from cepo.answers.lexer import Group, Node, NodeCursor, Token, with_space
+from cepo.answers.tables import SIGNS
 
 DEGREE = r"\degree"
 """The command that stands for every spelling of the degree sign."""
@@ -62,30 +63,11 @@ def _without_outermost_wrapper(text: str) -> str:
     return text if is_command_cut else shorter
 
 
-_UPRIGHT = {
-    r"\text", r"\textrm", r"\textbf", r"\textit", r"\textnormal", r"\mathrm", r"\mathsf", r"\operatorname", r"\mbox", r"\emph",
-}  # fmt: skip
-"""Fonts whose letters are words or units."""
-_UNWRAPPED = {r"\mathbf", r"\mathit", r"\boldsymbol", r"\bm", r"\boxed", r"\fbox", r"\underline"}
-"""Fonts and frames whose letters may be variables."""
-_DROPPED = {
-    r"\quad", r"\qquad", r"\thinspace", r"\displaystyle", r"\textstyle", r"\limits", r"\left", r"\right", r"\middle",
-    r"\big", r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr", r"\large", r"\Large", r"\normalsize",
-    r"\bf", r"\rm",
-}  # fmt: skip
+_UPRIGHT = frozenset(SIGNS["upright"].split())
+_UNWRAPPED = frozenset(SIGNS["unwrapped"].split())
+_DROPPED = frozenset(SIGNS["dropped"].split())
+_SYNONYMS: dict[str, str] = SIGNS["commands"]
 _UPRIGHT_SWITCHES = {r"\bf", r"\rm"}
-_SYNONYMS = {
-    # relations and operators
-    r"\le": r"\leq", r"\ge": r"\geq", r"\leqslant": r"\leq", r"\geqslant": r"\geq", r"\lt": "<", r"\gt": ">", r"\ne": r"\neq",
-    r"\ast": "*", r"\colon": ":", r"\bullet": r"\cdot", r"\thickapprox": r"\approx", r"\vee": r"\lor",
-    # brackets
-    r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": "|", r"\lbrace": r"\{", r"\rbrace": r"\}",
-    # signs of money, percent and degrees
-    r"\dollar": r"\$", r"\textdollar": r"\$", r"\pounds": "£", r"\euro": "€", r"\%": "%", r"\percent": "%",
-    r"\textdegree": DEGREE, r"\degrees": DEGREE,
-    # letters and marks
-    r"\ohm": r"\Omega", r"\varnothing": r"\emptyset", r"\prime": "'", r"\_": "_", r"\#": "#",
-}  # fmt: skip
 _BEHIND_PI = {"m", "cm", "mm", "km", "in", "ft", "r", "h", "x"}
 """Letters that writers put behind `\\pi` without a space, although LaTeX reads `\\pir` as one command."""
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cepo.answers.exact_numbers import real
 from cepo.answers.lexer import Group, Node, NodeCursor, Token, is_number, is_sign, text_of, word_of
+from cepo.answers.tables import UNITS
 from cepo.answers.typesetting import DEGREE
 from cepo.answers.unit_table import (
     ATTACHED_SYMBOLS,
@@ -23,10 +25,9 @@ from cepo.answers.unit_table import (
     known_unit,
 )
 
-_WORDS_WITHOUT_UNIT = {"unit", "units", "long", "wide", "tall", "high", "deep", "old"}
-"""Words for a unit that nobody names, and words behind a unit: `12 cm long`."""
+_WORDS_WITHOUT_UNIT = frozenset(UNITS["words_without_unit"].split())
 _DEGREE_WORDS = {"degrees", "degree", "deg"}
-_SCALES = {
+_SCALES: dict[str, Unit] = {
     "c": CELSIUS, "celsius": CELSIUS, "centigrade": CELSIUS, "f": FAHRENHEIT, "fahrenheit": FAHRENHEIT,
 }  # fmt: skip
 """The temperature scales behind a degree sign."""
@@ -34,17 +35,11 @@ _EXPONENTS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _EXPONENTS_BEHIND = {"squared": 2, "cubed": 3}
 _JOINED_WORDS = {"squareunits": "units", "squareinches": "inches", "squarefeet": "feet"}
 """Units as MathVision writes them: `8\\sqrt{3}{squareinches}`."""
-_PLAIN_LETTERS = set("mgshNJWVAFCLlKTHt")
+_PLAIN_LETTERS = frozenset(UNITS["plain_letters"])
 """Single letters that are units even if they are not upright (`6 s`); other letters are variables."""
 _RARE_UNITS = set("THt")
 """Letters that are variables more often than units, even behind a space: `2 t`."""
-_NOT_COUNTED = {
-    "or", "and", "if", "when", "to", "is", "are", "not", "no", "more", "less", "than", "plus", "minus", "times", "over", "mod",
-    "with", "where", "for", "by", "of", "at", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "max", "gcd", "lcm",
-    "arcsin", "arccos", "arctan", "sqrt", "none", "nan", "inf", "from", "approximately", "about", "each", "the", "answer",
-    "between", "infinity", "undefined", "true", "false", "yes", "option", "choice", "but", "per", "am", "pm", "th", "st", "nd",
-    "rd", "below", "squared", "cubed", "halves", "thirds", "fifths", "tenths", "hundredths", "thousandths",
-}  # fmt: skip
+_NOT_COUNTED = frozenset(UNITS["not_counted"].split())
 """Words behind a number that do not name what is counted."""
 
 
@@ -143,7 +138,7 @@ class _Reader(NodeCursor):
             return None
         if word in PREFIXES and self._next_is(r"\Omega"):
             self._place += 1
-            return OHM.times_ten_to(PREFIXES[word])
+            return OHM.by(real(10) ** PREFIXES[word])
         if len(word) == 1 and word.isascii() and not node.upright and word not in _PLAIN_LETTERS:
             return None
         if word in _DEGREE_WORDS:
@@ -158,7 +153,10 @@ class _Reader(NodeCursor):
         """Returns the unit of what a word counts, or None for a word that counts nothing."""
         if self._upright_and_known or not node.text.isascii():
             return None
-        is_word = len(node.text) >= (2 if node.upright else 3) and node.text.lower() not in _NOT_COUNTED
+        word = node.text.lower()
+        is_word = len(node.text) >= (2 if node.upright else 3) and _NOT_COUNTED.isdisjoint(
+            (word, word.removesuffix("s"))
+        )
         is_separate = node.upright or node.spaced
         return counted_unit(node.text) if is_word and is_separate else None
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from cepo.answers.comparison import equal, stated_values
-from cepo.answers.exact_numbers import Real, as_float, floating, near, twelve_digits
+from cepo.answers.exact_numbers import Real, as_float, near, twelve_digits
 from cepo.answers.numbers import value_of
 from cepo.answers.statements import LONGEST_ANSWER, has_unit, read_statement
 
@@ -80,8 +79,8 @@ def _is_decimal_of(text: str, value: Real, exact: Real) -> bool:
     if not _PLAIN_DECIMAL.fullmatch(text):
         return False
     num_decimals = len(text.partition(".")[2])
-    last_place = floating(Fraction(1, 10**num_decimals))
-    lost = abs(floating(exact)) - abs(floating(value))
+    last_place = 10**-num_decimals
+    lost = abs(exact) - abs(value)
     is_rounded = abs(lost) <= last_place * (1 + 1e-9) / 2
     is_truncated = 0 <= lost < last_place * (1 - 1e-9)
     return is_rounded or is_truncated
