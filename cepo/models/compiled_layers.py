@@ -31,9 +31,12 @@ another state (its adapter disabled, say) although FSDP manages it, and each suc
 def keep_compiled_code() -> None:
     """Lets later processes take compiled code from a folder of this user that stays, unless the environment names one.
 
-    torch's own is in the folder of temporary files, which a container or a restart empties.
+    torch's own is in the folder of temporary files, which a container or a restart empties; importing PEFT is enough for
+    torch to name it in the environment.
     """
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder("compiled"))
 
 
