@@ -128,14 +128,6 @@ def test_compiled_kernels_compute_the_same_to_float32(
     rows = rows_of(folder, family)
     expected = found_by(actor_of(folder, compiles=False), rows)
     found = found_by(actor_of(folder, compiles=True), rows)
-    print(
-        "XX",
-        family,
-        float((found[0] - expected[0]).abs().mean()),
-        float((found[0] - expected[0]).abs().max()),
-        float(expected[0].abs().mean()),
-        float((found[1] - expected[1]).norm() / expected[1].norm()),
-    )
     assert float((found[0] - expected[0]).abs().mean()) < 2e-6
     assert float((found[1] - expected[1]).norm() / expected[1].norm()) < 2e-5
 
