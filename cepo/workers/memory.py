@@ -311,8 +311,18 @@ def engine_sleeps(memory: Memory, rollout: RolloutConfig, *, free: int, total: i
         return False
     if rollout.sleep != "auto":
         return rollout.sleep
-    share = int(rollout.gpu_memory_utilization * total)
-    return share + bound_in_passes(memory) > free
+    return _vllm_share(rollout, total) + bound_in_passes(memory) > free
+
+
+def _vllm_share(rollout: RolloutConfig, total: int) -> int:
+    return int(rollout.gpu_memory_utilization * total)
+
+
+def engine_in_passes(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> int:
+    """Returns what the generator keeps of a device's memory during scoring and updates."""
+    if not memory.with_vllm:
+        return memory.engine
+    return ASLEEP_BYTES if engine_sleeps(memory, rollout, free=free, total=total) else _vllm_share(rollout, total)
 
 
 def bound_in_passes(memory: Memory) -> int:
@@ -327,14 +337,9 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tup
     a pass only if vLLM does not sleep (`engine_sleeps`). Another generator's weights always stay.
     """
     trained = memory.weights + memory.optimizer
-    share = memory.engine
-    if memory.with_vllm:
-        share = int(rollout.gpu_memory_utilization * total)
-    share_in_passes = share
-    asleep = 0
-    if engine_sleeps(memory, rollout, free=free, total=total):
-        share_in_passes = 0
-        asleep = ASLEEP_BYTES
+    share = _vllm_share(rollout, total) if memory.with_vllm else memory.engine
+    in_passes = engine_in_passes(memory, rollout, free=free, total=total)
+    share_in_passes = 0 if engine_sleeps(memory, rollout, free=free, total=total) else share
     sampling = trained - memory.away + share
     passing = trained + memory.gradients + share_in_passes
     if sampling >= passing:
@@ -349,8 +354,7 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tup
         refused = f"vLLM's share is {gib(share)}, but its weights and one request need {gib(memory.engine)}"
     elif required > free:
         refused = f"{phase} takes {gib(required)} before any activation: {gib(required - free)} too much"
-    upper_bound = bound_in_passes(memory) + share_in_passes + asleep
-    return refused, max(0, upper_bound - free)
+    return refused, max(0, bound_in_passes(memory) + in_passes - free)
 
 
 _Rollout = TypeVar("_Rollout", bound=RolloutConfig)
@@ -376,7 +380,7 @@ def with_sleep_decided(memory: Memory | None, rollout: _Rollout, device: torch.d
         return rollout
     free, total = torch.cuda.mem_get_info(device)
     decision = engine_sleeps(memory, rollout, free=free, total=total)
-    share = gib(rollout.gpu_memory_utilization * total)
+    share = gib(_vllm_share(rollout, total))
     verb = "does not fit" if decision else "fits"
     bound = gib(bound_in_passes(memory))
     logger.info(

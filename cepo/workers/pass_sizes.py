@@ -18,11 +18,11 @@ from cepo.config import RunConfig
 from cepo.config.worker_schema import ActorConfig, CriticConfig, ModelConfig, RolloutConfig
 from cepo.sections.fields import Count, Natural
 from cepo.workers.memory import (
-    ASLEEP_BYTES,
     RESERVED_PER_ALLOCATED,
     Memory,
     TokenBytes,
     bound_in_passes,
+    engine_in_passes,
     estimate_memory,
     gib,
     read_shape,
@@ -122,19 +122,12 @@ def choose(needs: PassNeeds, *, free: int, card: int) -> PassSizes:
     )
 
 
-def free_beside_engine(memory: Memory, rollout: RolloutConfig, *, free: int, card: int) -> int:
-    """Returns what the rollout engine leaves of `free` bytes in passes; whether it sleeps is decided (`sleep`)."""
-    if not memory.with_vllm:
-        return free - memory.engine
-    return free - (ASLEEP_BYTES if rollout.sleep else int(rollout.gpu_memory_utilization * card))
-
-
 def chosen_for(
     needs: PassNeeds, memory: Memory, rollout: RolloutConfig, device: torch.device, *, name: str
 ) -> PassSizes:
     """Returns and logs the passes of the model `name` on this process's GPU before anything is loaded."""
     free, card = torch.cuda.mem_get_info(device)
-    left = free_beside_engine(memory, rollout, free=free, card=card)
+    left = free - engine_in_passes(memory, rollout, free=free, total=card)
     sizes = choose(needs, free=left, card=card)
     logger.info("%s: %s, from %s free of %s", name, in_words(sizes, needs.tokens), gib(left), gib(card))
     return sizes

@@ -17,14 +17,13 @@ from cepo.config.worker_schema import ActorConfig
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
-from cepo.workers.memory import Memory, ModelShape, TokenBytes, shape_of, token_bytes
+from cepo.workers.memory import Memory, ModelShape, TokenBytes, engine_in_passes, shape_of, token_bytes
 from cepo.workers.pass_sizes import (
     WITHOUT_CARD,
     PassNeeds,
     PassSizes,
     choose,
     chosen_for,
-    free_beside_engine,
     resumed,
     sizes_of,
     with_numbers,
@@ -113,13 +112,14 @@ def test_what_is_chosen_fits() -> None:
                 assert needed.base + 1.3 * found.update_rows * tokens * of_token.kept <= free
 
 
-def test_what_the_engine_leaves_asleep_awake_or_of_another_kind() -> None:
+def test_what_the_engine_keeps_asleep_awake_or_of_another_kind() -> None:
     base = load_config(["config=configs/geo3k/cepo.yaml"]).worker.rollout
     memory = without_weights(with_vllm=True)._replace(engine=5 * GB)
     asleep, awake = (dataclasses.replace(base, sleep=sleep) for sleep in (True, False))
-    assert free_beside_engine(memory, asleep, free=80 * GB, card=80 * GB) == 80 * GB - 2 * 2**30
-    assert free_beside_engine(memory, awake, free=80 * GB, card=80 * GB) == 32 * GB
-    assert free_beside_engine(memory._replace(with_vllm=False), awake, free=80 * GB, card=80 * GB) == 75 * GB
+    card = {"free": 80 * GB, "total": 80 * GB}
+    assert engine_in_passes(memory, asleep, **card) == 2 * 2**30
+    assert engine_in_passes(memory, awake, **card) == 48 * GB
+    assert engine_in_passes(memory._replace(with_vllm=False), awake, **card) == 5 * GB
 
 
 def test_the_settings_numbers_are_kept_and_a_cpu_has_its_own() -> None:
