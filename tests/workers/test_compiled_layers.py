@@ -118,7 +118,11 @@ def test_rows_of_all_lengths_share_four_graphs(tiny_model_folder: Path, monkeypa
 def test_compiled_kernels_compute_the_same_to_float32(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2e-6 nats on average (found: 1.1e-6, an ulp of 8 nats) and 2e-5 of the gradient's norm, by g++ if it is there."""
+    """1e-6 nats on average (found: 3.4e-7 to 5.1e-7) and 1e-5 of the gradient's norm (6e-7 to 1.0e-6), by g++ if it is there.
+
+    RMSNorm's mean is summed in another order, and no other operation has other bits. The compiled sum is the one nearer to
+    float64, and so are the log-probs (docs/gpus.md).
+    """
     backend = "inductor"
     if shutil.which("g++") is None:
         backend = "aot_eager"
@@ -128,8 +132,8 @@ def test_compiled_kernels_compute_the_same_to_float32(
     rows = rows_of(folder, family)
     expected = found_by(actor_of(folder, compiles=False), rows)
     found = found_by(actor_of(folder, compiles=True), rows)
-    assert float((found[0] - expected[0]).abs().mean()) < 2e-6
-    assert float((found[1] - expected[1]).norm() / expected[1].norm()) < 2e-5
+    assert float((found[0] - expected[0]).abs().mean()) < 1e-6
+    assert float((found[1] - expected[1]).norm() / expected[1].norm()) < 1e-5
 
 
 @pytest.mark.heavy
