@@ -313,7 +313,7 @@ def build_backend(
         num_banned = len(processing.banned_token_ids)
         with_vllm = vllm_samples(spec.generator, processing.family, num_banned=num_banned)
         memory = estimate_memory(with_numbers(config), with_vllm=with_vllm)
-        spec = spec.with_row_bytes(config, with_vllm=with_vllm)
+        spec = spec.with_pass_needs(config, with_vllm=with_vllm)
     if under_ray:
         from cepo.data.row_settings import RowRules
         from cepo.runtime.ray_backend import RayBackend

@@ -31,9 +31,12 @@ another state (its adapter disabled, say) although FSDP manages it, and each suc
 def keep_compiled_code() -> None:
     """Lets later processes take compiled code from a folder of this user that stays, unless the environment names one.
 
-    torch's own is in the folder of temporary files, which a container or a restart empties.
+    torch's own is in the folder of temporary files, which a container or a restart empties; importing PEFT is enough for
+    torch to name it in the environment.
     """
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder("compiled"))
 
 
@@ -63,13 +66,14 @@ class _Kind:
     def __init__(self, layer_class: type[nn.Module], backend: Backend) -> None:
         self.name = layer_class.__name__
         self.forward: Callable[..., Any] = layer_class.forward
+        self.compiled = torch.compile(_on_blocks, fullgraph=True, backend=backend)
         self.refused = False
-        forward = self.forward
 
-        def of_blocks(layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return forward(layer, hidden.flatten(1, 2), *args, **kwargs)
 
-        self.compiled = torch.compile(of_blocks, fullgraph=True, backend=backend)
+def _on_blocks(
+    forward: Callable[..., Any], layer: nn.Module, blocks: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    return forward(layer, blocks.flatten(1, 2), *args, **kwargs)
 
 
 class CompiledLayer:
@@ -124,4 +128,4 @@ class CompiledLayer:
                 axes = [axis for axis, size in enumerate(tensor.shape) if axis == 0 or size == length]
                 torch._dynamo.maybe_mark_dynamic(tensor, axes)
         with torch._dynamo.config.patch(OPTIONS):
-            return self._kind.compiled(self._layer, blocks, args, kwargs)
+            return self._kind.compiled(self._kind.forward, self._layer, blocks, args, kwargs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from cepo.errors import ConfigError
 from cepo.models.cpu.matrix_products import in_whole_blocks, linear, multiply, weight_gradient
-from cepo.models.kernel_check import can_have_kernels, kernel_agrees
+
+logger = logging.getLogger(__name__)
 
 _VOCABULARY_BLOCK = 2**22
 """The number of 16-bit head weights converted to float32 at once on devices whose products cannot return float32."""
@@ -29,6 +32,14 @@ DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 2**26
 """The same for a divergence, which holds both distributions, their mixture and their gradients at once, up to 14 tensors of
 this size (3.5 GiB on a GPU). A chunk exceeds 32 MiB: glibc keeps freed blocks up to that size on its heap, where they would
 add up to a dense computation's memory."""
+
+
+KERNEL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+"""The largest accepted difference between kernel and torch at the first use on a device, for each supported type. The
+relative error of a GPU's exponential and logarithm is 2e-7, which is about 1e-5 for log-probs of -20."""
+
+Compute = Callable[[Tensor, Tensor], Sequence[Tensor]]
+"""Computes results from logits (3, 5000), which it may overwrite, and targets (3,)."""
 
 
 class Float32LogitsHead(nn.Linear):
@@ -57,13 +68,6 @@ def use_float32_logits(model: Any) -> None:
     model.lm_head = replacement.train(head.training)
 
 
-def with_weight(head: nn.Module, weight: Tensor) -> Tensor | Callable[[Tensor], Tensor]:
-    """Returns a head with `weight` (V, H) instead of its own, for `cepo.losses.divergence`; keeps the logits' type."""
-    if isinstance(head, Float32LogitsHead):
-        return partial(float32_logits, weight=weight)
-    return weight
-
-
 class CappedHead(nn.Module):
     """Computes `cap * tanh(z / cap)` of the logits `z` of an LM head, which stays a part of its model.
 
@@ -83,17 +87,6 @@ class CappedHead(nn.Module):
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:
         return capped(self.head(hidden), self.cap)
 
-    def with_weight(self, weight: Float[Tensor, "V H"]) -> Callable[[Tensor], Tensor]:
-        """Returns this head with another weight; see `with_weight`."""
-        plain = with_weight(self.head, weight)
-
-        def logits(hidden: Tensor) -> Tensor:
-            if isinstance(plain, Tensor):
-                return capped(nn.functional.linear(hidden, plain), self.cap)
-            return capped(plain(hidden), self.cap)
-
-        return logits
-
 
 def capped(logits: Float[Tensor, "*N V"], cap: float) -> Float[Tensor, "*N V"]:
     """Returns `cap * tanh(logits / cap)`, which lies within -cap and cap; the logits keep their type."""
@@ -110,10 +103,14 @@ def output_head(model: Any) -> Any:
 
 
 def replaced_weight(head: nn.Module, weight: Float[Tensor, "V H"]) -> Tensor | Callable[[Tensor], Tensor]:
-    """Returns a model's output head with another weight, for `cepo.losses.divergence`."""
+    """Returns a model's output head with another weight, for `cepo.losses.divergence`; logits keep their type and cap."""
     if isinstance(head, CappedHead):
-        return head.with_weight(weight)
-    return with_weight(head, weight)
+        inner = replaced_weight(head.head, weight)
+        logits = partial(nn.functional.linear, weight=inner) if isinstance(inner, Tensor) else inner
+        return lambda hidden: capped(logits(hidden), head.cap)
+    if isinstance(head, Float32LogitsHead):
+        return partial(float32_logits, weight=weight)
+    return weight
 
 
 def float32_logits(hidden: Float[Tensor, "*N H"], weight: Float[Tensor, "V H"]) -> Float[Tensor, "*N V"]:
@@ -281,6 +278,33 @@ def _log_probs_by_torch(logits: Tensor, targets: Tensor, temperature: float, *, 
     return log_probs
 
 
+def can_have_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether a kernel may be tried: on a GPU, with Triton, for a type with a tolerance."""
+    return device.type == "cuda" and dtype in KERNEL_TOLERANCE and find_spec("triton") is not None
+
+
+def kernel_agrees(device: torch.device, dtype: torch.dtype, *, by_kernel: Compute, by_torch: Compute) -> bool:
+    """Returns whether a kernel computes what torch does from small logits of a type on a device.
+
+    If not, or if the kernel fails, a warning says that torch computes log-probs.
+    """
+    angles = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000)
+    logits = angles.sin_().mul_(8.0).to(dtype)
+    targets = torch.tensor([0, 4999, 77], device=device)
+    expected_results = by_torch(logits.clone(), targets)
+    try:
+        results = by_kernel(logits, targets)
+    except (RuntimeError, ImportError, OSError) as error:  # no compiler, or a kernel this device cannot run
+        logger.warning("log-probs are computed by torch: the kernel fails (%s: %s)", type(error).__name__, error)
+        return False
+    for result, expected in zip(results, expected_results, strict=True):
+        gap = float((result - expected).abs().max())
+        if not gap <= KERNEL_TOLERANCE[dtype]:  # a gap that is no number is none that is small
+            logger.warning("log-probs are computed by torch: the kernel differs by %.1e in %s", gap, dtype)
+            return False
+    return True
+
+
 @cache
 def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the kernel agrees with torch on a small input on this device."""
@@ -295,7 +319,7 @@ def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
     def by_torch(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return _log_probs_by_torch(logits, targets, 0.7, with_direction=True), logits
 
-    return kernel_agrees("log-probs", device, dtype, by_kernel=by_kernel, by_torch=by_torch)
+    return kernel_agrees(device, dtype, by_kernel=by_kernel, by_torch=by_torch)
 
 
 def _by_recomputation(

@@ -42,8 +42,7 @@ def black_rows(mask: PatchMask, grids: Sequence[Sequence[int]], merge_size: int)
     generator = random.Random(mask.seed)
     parts: list[Tensor] = []
     for times, height, width in grids:
-        numbers = torch.tensor([generator.random() for _ in range(height * width)], dtype=torch.float64)
-        is_black = numbers < mask.probability
+        is_black = torch.from_numpy(mask.drawn(generator, height, width))
         blocks = is_black.view(height // merge_size, merge_size, width // merge_size, merge_size)
         parts.append(blocks.transpose(1, 2).flatten().repeat(times))
     return torch.cat(parts)
@@ -104,10 +103,14 @@ class PatchMask:
         return masked_images, masked_films
 
     def _black_pixels(self, height: int, width: int, patch_size: int, generator: random.Random) -> numpy.ndarray:
-        """Returns (height, width) whether each pixel is black; the patches are drawn row by row."""
+        """Returns (height, width) whether each pixel is black."""
         num_rows = -(-height // patch_size)  # rounded up
         num_columns = -(-width // patch_size)
-        numbers = [generator.random() for _ in range(num_rows * num_columns)]
-        is_black = numpy.array(numbers).reshape(num_rows, num_columns) < self.probability
+        is_black = self.drawn(generator, num_rows, num_columns)
         pixels = is_black.repeat(patch_size, axis=0).repeat(patch_size, axis=1)
         return pixels[:height, :width]
+
+    def drawn(self, generator: random.Random, num_rows: int, num_columns: int) -> numpy.ndarray:
+        """Returns (rows, columns) whether each patch is black, which is drawn row by row."""
+        numbers = [generator.random() for _ in range(num_rows * num_columns)]
+        return numpy.array(numbers).reshape(num_rows, num_columns) < self.probability

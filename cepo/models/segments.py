@@ -53,7 +53,6 @@ class SegmentLayout:
         self.starts = starts
         self.branch_ends = branch_ends
         self.masks: dict[torch.device, PackedMask] = {}
-        self._row_parts: RowParts | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -68,11 +67,13 @@ class SegmentLayout:
         """Returns the layout as tensors, which a compiler takes as arguments of a layer."""
         if device.type != "cpu":
             return self.mask_on(device)
-        if self._row_parts is None:
-            self._row_parts = RowParts(torch.tensor(self.starts), torch.tensor(self.branch_ends))
-            for tensor in self._row_parts:
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return self._row_parts
+        for tensor in self.row_parts:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return self.row_parts
+
+    @cached_property
+    def row_parts(self) -> RowParts:
+        return RowParts(torch.tensor(self.starts), torch.tensor(self.branch_ends))
 
     def parts(self) -> Iterator[Part]:
         """Yields parts that together cover every visible (query, key) pair exactly once.
@@ -124,7 +125,7 @@ def segment_attention(
         attended = attend_to_mask(query, key, value, segments, scale)
         return attended.transpose(1, 2).contiguous(), None
     if isinstance(segments, RowParts):
-        attended, _ = _parts_forward_op(query, key, value, segments.starts, segments.branch_ends, scale)
+        attended, _ = _attended(query, key, value, *segments, scale)
         return attended.transpose(1, 2).contiguous(), None
     assert query.shape[2] == segments.num_tokens, f"{query.shape[2]} tokens, a layout of {segments.num_tokens}"
     if query.device.type == "cpu":
@@ -147,34 +148,29 @@ def attend_by_parts(
     `o = sum_p exp(l_p - l) o_p`. In the backward pass each part's kernel gets the merged `o` and `l`, so it returns
     exactly its share of the gradient.
     """
-    result: Any = _AttentionByParts.apply(query, key, value, layout, scale)
-    return result
+    attended, _ = _attended(query, key, value, *layout.row_parts, scale)
+    return attended
 
 
-class _AttentionByParts(torch.autograd.Function):
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float
-    ) -> Tensor:
-        result, log_weights = _parts_forward(query, key, value, layout, scale)
-        ctx.save_for_backward(query, key, value, result, log_weights)
-        ctx.layout = layout
-        ctx.scale = scale
-        return result
+class RowParts(NamedTuple):
+    """A layout as tensors on the CPU: its parts stay opaque to the compiler of a layer."""
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return *_parts_backward(gradient, *ctx.saved_tensors, ctx.layout, ctx.scale), None, None  # pyright: ignore[reportCallIssue]
+    starts: Int64[Tensor, " S+1"]
+    branch_ends: Int64[Tensor, " S"]
+
+    def layout(self) -> SegmentLayout:
+        return SegmentLayout(starts=tuple(self.starts.tolist()), branch_ends=tuple(self.branch_ends.tolist()))
 
 
-def _parts_forward(
-    query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float
+@torch.library.custom_op("cepo::attend_by_parts", mutates_args=())
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, branch_ends: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Returns the attended values, and the logs of the softmax denominators, (1, H, L)."""
     flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     output = torch.zeros(query.shape, dtype=_accumulator(query))  # (1, H, L, D)
     log_weights = torch.full(query.shape[:3], float("-inf"), dtype=_accumulator(query))  # (1, H, L)
-    for part in layout.parts():
+    for part in RowParts(starts, branch_ends).layout().parts():
         part_query = query[:, :, part.queries]
         part_key = key[:, :, part.keys]
         part_value = value[:, :, part.keys]
@@ -187,21 +183,23 @@ def _parts_forward(
     return result, log_weights
 
 
-def _parts_backward(
+@torch.library.custom_op("cepo::attend_by_parts_backward", mutates_args=())
+def _gradients(
     gradient: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     output: Tensor,
     log_weights: Tensor,
-    layout: SegmentLayout,
+    starts: Tensor,
+    branch_ends: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     to_query = torch.zeros(query.shape, dtype=_accumulator(query))
     to_key = torch.zeros(key.shape, dtype=_accumulator(query))
     to_value = torch.zeros(value.shape, dtype=_accumulator(query))
-    for part in layout.parts():
+    for part in RowParts(starts, branch_ends).layout().parts():
         part_to_query, part_to_key, part_to_value = flash_backward(
             gradient[:, :, part.queries],
             query[:, :, part.queries],
@@ -219,46 +217,13 @@ def _parts_backward(
     return to_query.to(query.dtype), to_key.to(query.dtype), to_value.to(query.dtype)
 
 
-class RowParts(NamedTuple):
-    """A layout as tensors on the CPU, for a compiled layer: its parts stay opaque to the compiler."""
-
-    starts: Int64[Tensor, " S+1"]
-    branch_ends: Int64[Tensor, " S"]
-
-    def layout(self) -> SegmentLayout:
-        return SegmentLayout(starts=tuple(self.starts.tolist()), branch_ends=tuple(self.branch_ends.tolist()))
-
-
-@torch.library.custom_op("cepo::attend_by_parts", mutates_args=())
-def _parts_forward_op(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, branch_ends: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    return _parts_forward(query, key, value, RowParts(starts, branch_ends).layout(), scale)
-
-
-@torch.library.custom_op("cepo::attend_by_parts_backward", mutates_args=())
-def _parts_backward_op(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    log_weights: Tensor,
-    starts: Tensor,
-    branch_ends: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    layout = RowParts(starts, branch_ends).layout()
-    return _parts_backward(gradient, query, key, value, output, log_weights, layout, scale)
-
-
-@_parts_forward_op.register_fake
+@_attended.register_fake
 def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     return output, torch.empty(query.shape[:3], dtype=_accumulator(query), device=query.device)
 
 
-@_parts_backward_op.register_fake
+@_gradients.register_fake
 def _(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty(tensor.shape, dtype=query.dtype, device=query.device) for tensor in (query, key, value))
 
@@ -269,10 +234,10 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _gradients_of_parts(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *_parts_backward_op(gradient, *ctx.saved_tensors, ctx.scale), None, None, None
+    return *_gradients(gradient, *ctx.saved_tensors, ctx.scale), None, None, None
 
 
-_parts_forward_op.register_autograd(_gradients_of_parts, setup_context=_keep_for_backward)
+_attended.register_autograd(_gradients_of_parts, setup_context=_keep_for_backward)
 
 
 def _accumulator(tensor: Tensor) -> torch.dtype:

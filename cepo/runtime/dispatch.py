@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import io
 import pickle
 from collections import defaultdict
@@ -74,14 +73,12 @@ def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     Ties go to the rank with fewer groups, then to the lower rank. The largest load is at most
     `(4/3 - 1 / (3 num_ranks))` times the smallest possible one. With fewer groups than ranks some get none.
     """
-    heaviest_first = sorted(range(len(costs)), key=lambda index: (-costs[index], index))
     groups_of_ranks: list[list[int]] = [[] for _ in range(num_ranks)]
-    # A heap of (load, number of groups, rank), in which the least loaded rank is first.
-    ranks = [(0, 0, rank) for rank in range(num_ranks)]
-    for index in heaviest_first:
-        load, num_groups, rank = heapq.heappop(ranks)
+    loads = [0] * num_ranks
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        rank = min(range(num_ranks), key=lambda rank: (loads[rank], len(groups_of_ranks[rank])))
         groups_of_ranks[rank].append(index)
-        heapq.heappush(ranks, (load + costs[index], num_groups + 1, rank))
+        loads[rank] += costs[index]
     return [sorted(groups) for groups in groups_of_ranks]
 
 

@@ -148,18 +148,18 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         states: dict[int, Tensor] = {}
         entropies: dict[int, Tensor] = {}
 
+        def keep(values: Tensor | None, rows: Sequence[ScoringRow], kept: dict[int, Tensor]) -> None:
+            if values is None:
+                return
+            for row, of_row in zip(rows, values.cpu().split([len(row.response_ids) for row in rows]), strict=True):
+                if row.view == keep_states and row.row is not None:
+                    kept[row.row] = of_row
+
         def compute(part: RankPass) -> Tensor:
             scores = self._forward(scorer, part, entropy=keep_entropies, temperature=temperature)
             if keep_states is not None:
-                lengths = [len(row.response_ids) for row in part.rows]
-                hidden_of_rows = scores.hidden.cpu().split(lengths)  # a (T, H) tensor per row
-                for row, hidden in zip(part.rows, hidden_of_rows, strict=True):
-                    if row.view == keep_states and row.row is not None:
-                        states[row.row] = hidden
-                if scores.entropies is not None:
-                    for row, values in zip(part.rows, scores.entropies.cpu().split(lengths), strict=True):
-                        if row.view == keep_states and row.row is not None:
-                            entropies[row.row] = values
+                keep(scores.hidden, part.rows, states)
+                keep(scores.entropies, part.rows, entropies)
             return scores.log_probs
 
         log_probs = scorer.results(rows, compute)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
     Raises `CheckpointError`: files are missing or damaged, or belong to another model, adapter or teacher.
     """
     state = _state(worker)
-    shards = load_shards(_tensors(state), folder / SHARDS, ignored=_stored_twice(worker.module))
+    shards = load_shards(_tensors(state), folder / SHARDS)
     set_state_dict(
         worker.module,
         worker.optimizer,
@@ -110,7 +110,7 @@ def load_weights(worker: Actor | Critic, folder: Path) -> None:
     restored actor, and one of the initial weights stays.
     """
     state = _weights(worker)
-    shards = load_shards(_tensors(state), folder / SHARDS, ignored=_stored_twice(worker.module))
+    shards = load_shards(_tensors(state), folder / SHARDS)
     set_model_state_dict(worker.module, state["model"], options=_TRAINED)
     if not isinstance(worker, Actor):
         return
@@ -154,11 +154,6 @@ def second_names(module: nn.Module) -> set[str]:
     first_names = {name for name, _ in module.named_parameters()}
     all_names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     return all_names - first_names
-
-
-def _stored_twice(module: nn.Module) -> set[str]:
-    """Returns the tensors that checkpoints of earlier versions have beside `trained_state`'s."""
-    return {f"model.{name}" for name in second_names(module)}
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -328,10 +323,8 @@ class Shards:
             self._stored.setdefault(name, []).append(_Rows(first, first + num_rows, file))
 
 
-def load_shards(tensors: Mapping[str, Tensor], folder: Path, *, ignored: Collection[str] = ()) -> Shards:
+def load_shards(tensors: Mapping[str, Tensor], folder: Path) -> Shards:
     """Fills `tensors`, on any number of ranks; the folder must have the same of each kind, the first part of a name.
-
-    It may also have the `ignored` ones, which are not read.
 
     Raises:
         CheckpointError: it has others, or is refused by `Shards`.
@@ -341,7 +334,7 @@ def load_shards(tensors: Mapping[str, Tensor], folder: Path, *, ignored: Collect
     expected = {name: shape_of(tensor) for name, tensor in tensors.items()}
     saved: dict[str, tuple[int, ...]] = {}
     for name, shape in shards.shapes.items():
-        if name.partition(".")[0] in kinds and name not in ignored:
+        if name.partition(".")[0] in kinds:
             saved[name] = shape
     names = sorted(expected.keys() | saved.keys())
     differing = [name for name in names if expected.get(name) != saved.get(name)]

@@ -28,7 +28,7 @@ from cepo.models.head import DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, HEAD_CHUNK_ELEMEN
 
 logger = logging.getLogger(__name__)
 
-MEASURED = "on an H200, a 2B model with LoRA reserved 7.9 GiB where this estimate says 10.1"
+MEASURED = "on an H200, a 2B model with LoRA reserved 7.9 GiB where this estimate says 10.0"
 """The one run that was compared with a card: `configs/geo3k/cepo.yaml` with responses of 512 tokens (docs/gpus.md)."""
 VALUE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 BYTES_IN_4_BITS = 0.5 + 4 / 64
@@ -64,13 +64,15 @@ class ModelShape(NamedTuple):
     hidden: int
     intermediate: int
     vocabulary: int
+    compilable: bool  # see `compile_decoder`
 
-    def block_bytes(self, value_bytes: int) -> int:
-        """Returns the bytes that one block keeps per token for backward: of its tensors, and of norms in float32.
 
-        Queries, keys and values count as wide as the hidden state. A pass without gradient holds at most half of this.
-        """
-        return value_bytes * (15 * self.hidden + 4 * self.intermediate) + 4 * 8 * self.hidden
+class TokenBytes(NamedTuple):
+    """The bytes of activations that a pass holds for each of its tokens, without the head."""
+
+    kept: int  # an update that keeps all activations
+    recomputed: int  # an update that keeps the inputs of blocks
+    scored: int  # a pass without gradient
 
 
 class Memory(NamedTuple):
@@ -161,7 +163,10 @@ def _frozen_teacher(
     gathered = min(shape.gathered, shape.parameters) if settings.fsdp.enable_full_shard else shape.parameters
     on_device = 0 if settings.fsdp.enable_cpu_offload else 1
     weights = on_device * math.ceil(shape.parameters * compute_bytes / _num_shards(config, settings))
-    activations = _scoring_activations(config, settings, shape) + _head_bytes(config, settings, shape, compares=False)
+    num_tokens = settings.micro_batch_size_per_device_for_experience * row_length(config)
+    activations = num_tokens * token_bytes(settings, shape).scored + _head_bytes(
+        config, settings, shape, compares=False
+    )
     return [
         Memory(
             weights=weights,
@@ -217,8 +222,7 @@ def _model_memory(
     stored_per_device = on_device * math.ceil(stored_bytes / num_shards) + packed_bytes
     gradients = trained_per_device * trained_bytes
     optimizer = trained_per_device * state_bytes
-    activations = _activations(config, settings, shape, trains_tower=trained > shape.parameters - shape.vision)
-    activations += _head_bytes(config, settings, shape, compares=compares)
+    activations = _activations(config, settings, shape) + _head_bytes(config, settings, shape, compares=compares)
     away = optimizer if settings.offload.offload_optimizer else 0
     if settings.offload.offload_params:
         away += stored_per_device
@@ -242,32 +246,50 @@ def _num_shards(config: RunConfig, settings: ActorConfig | CriticConfig) -> int:
     return config.trainer.num_devices
 
 
-def _row_length(config: RunConfig) -> int:
+def row_length(config: RunConfig) -> int:
     return config.data.max_prompt_length + config.data.max_response_length
 
 
-def _scoring_activations(config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape) -> int:
-    """Returns the bytes of a scoring pass's activations without the head: half of what a block keeps for backward."""
-    block_bytes = shape.block_bytes(VALUE_BYTES[settings.fsdp.mp_param_dtype])
-    return settings.micro_batch_size_per_device_for_experience * _row_length(config) * block_bytes // 2
+def token_bytes(settings: ActorConfig | CriticConfig, shape: ModelShape) -> TokenBytes:
+    """Returns the bytes of a pass's token, an upper bound for a language model of equal layers.
 
+    With b bytes a value, H hidden and I inner values and L layers, a layer keeps
 
-def _activations(
-    config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape, *, trains_tower: bool
-) -> int:
-    """Returns the bytes of an update's or a scoring pass's activations, whichever are more, without the head.
+        k = b (10 H + 3 I)            compiled: counted 7 H + 3 I of a Qwen3 layer, where keys are half as wide
+        k = b (14 H + 4 I) + 32 H     as it is: in bf16 a Qwen3 layer saves 24 to 36 H bytes and 4 b I, and backward adds some
 
-    With checkpointing, an update keeps the blocks' inputs and one block. A trained tower counts as much as the language model.
+    and a pass keeps `L k`, or with recomputation `L b H`, beside one layer as it is, of which a pass without gradient holds
+    half. A trained vision tower counts as much as the language model.
     """
     value_bytes = VALUE_BYTES[settings.fsdp.mp_param_dtype]
-    block_bytes = shape.block_bytes(value_bytes)
-    kept_per_token = shape.depth * block_bytes
-    if settings.model.enable_gradient_checkpointing:
-        kept_per_token = shape.depth * shape.hidden * value_bytes + block_bytes
-    if trains_tower:
-        kept_per_token *= 2
-    updating = settings.micro_batch_size_per_device_for_update * _row_length(config) * kept_per_token
-    return max(updating, _scoring_activations(config, settings, shape))
+    as_it_is = value_bytes * (14 * shape.hidden + 4 * shape.intermediate) + 32 * shape.hidden
+    of_layer = as_it_is
+    if shape.compilable and settings.model.compile_layers is not False:
+        of_layer = value_bytes * (10 * shape.hidden + 3 * shape.intermediate)
+    models = 2 if shape.vision > 0 and _trains_tower(settings) else 1
+    return TokenBytes(
+        kept=models * (shape.depth * of_layer + as_it_is),
+        recomputed=models * (shape.depth * value_bytes * shape.hidden + as_it_is),
+        scored=as_it_is // 2,
+    )
+
+
+def _trains_tower(settings: ActorConfig | CriticConfig) -> bool:
+    if settings.model.freeze_vision_tower:
+        return False
+    if isinstance(settings, CriticConfig):
+        return True
+    lora = settings.model.lora
+    return lora.rank == 0 or lora.exclude_modules is None
+
+
+def _activations(config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape) -> int:
+    """Returns the bytes of an update's or a scoring pass's activations, whichever are more, without the head."""
+    of_token = token_bytes(settings, shape)
+    kept = of_token.recomputed if settings.model.enable_gradient_checkpointing else of_token.kept
+    rows = row_length(config)
+    updating = settings.micro_batch_size_per_device_for_update * rows * kept
+    return max(updating, settings.micro_batch_size_per_device_for_experience * rows * of_token.scored)
 
 
 def _head_bytes(config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape, *, compares: bool) -> int:
@@ -289,8 +311,18 @@ def engine_sleeps(memory: Memory, rollout: RolloutConfig, *, free: int, total: i
         return False
     if rollout.sleep != "auto":
         return rollout.sleep
-    share = int(rollout.gpu_memory_utilization * total)
-    return share + bound_in_passes(memory) > free
+    return _vllm_share(rollout, total) + bound_in_passes(memory) > free
+
+
+def _vllm_share(rollout: RolloutConfig, total: int) -> int:
+    return int(rollout.gpu_memory_utilization * total)
+
+
+def engine_in_passes(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> int:
+    """Returns what the generator keeps of a device's memory during scoring and updates."""
+    if not memory.with_vllm:
+        return memory.engine
+    return ASLEEP_BYTES if engine_sleeps(memory, rollout, free=free, total=total) else _vllm_share(rollout, total)
 
 
 def bound_in_passes(memory: Memory) -> int:
@@ -305,14 +337,9 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tup
     a pass only if vLLM does not sleep (`engine_sleeps`). Another generator's weights always stay.
     """
     trained = memory.weights + memory.optimizer
-    share = memory.engine
-    if memory.with_vllm:
-        share = int(rollout.gpu_memory_utilization * total)
-    share_in_passes = share
-    asleep = 0
-    if engine_sleeps(memory, rollout, free=free, total=total):
-        share_in_passes = 0
-        asleep = ASLEEP_BYTES
+    share = _vllm_share(rollout, total) if memory.with_vllm else memory.engine
+    in_passes = engine_in_passes(memory, rollout, free=free, total=total)
+    share_in_passes = 0 if engine_sleeps(memory, rollout, free=free, total=total) else share
     sampling = trained - memory.away + share
     passing = trained + memory.gradients + share_in_passes
     if sampling >= passing:
@@ -327,8 +354,7 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tup
         refused = f"vLLM's share is {gib(share)}, but its weights and one request need {gib(memory.engine)}"
     elif required > free:
         refused = f"{phase} takes {gib(required)} before any activation: {gib(required - free)} too much"
-    upper_bound = bound_in_passes(memory) + share_in_passes + asleep
-    return refused, max(0, upper_bound - free)
+    return refused, max(0, bound_in_passes(memory) + in_passes - free)
 
 
 _Rollout = TypeVar("_Rollout", bound=RolloutConfig)
@@ -354,7 +380,7 @@ def with_sleep_decided(memory: Memory | None, rollout: _Rollout, device: torch.d
         return rollout
     free, total = torch.cuda.mem_get_info(device)
     decision = engine_sleeps(memory, rollout, free=free, total=total)
-    share = gib(rollout.gpu_memory_utilization * total)
+    share = gib(_vllm_share(rollout, total))
     verb = "does not fit" if decision else "fits"
     bound = gib(bound_in_passes(memory))
     logger.info(
@@ -388,6 +414,7 @@ def shape_of(config: Any, *, trust_remote_code: bool = False) -> ModelShape:
     linear = [each for each in model.modules() if type(each) is torch.nn.Linear and each not in apart]
     blocks = [_size(block) for block in pretrained.sharded_blocks(model)]
     text = config.get_text_config()
+    inner = text.intermediate_size
     return ModelShape(
         parameters=_size(model),
         vision=sum(map(_size, tower)),
@@ -396,8 +423,9 @@ def shape_of(config: Any, *, trust_remote_code: bool = False) -> ModelShape:
         linear_sides=sum(layer.in_features + layer.out_features for layer in linear),
         depth=text.num_hidden_layers,
         hidden=text.hidden_size,
-        intermediate=text.intermediate_size,
+        intermediate=inner if isinstance(inner, int) else max(inner),  # Gemma 3n lists that of each layer
         vocabulary=text.vocab_size,
+        compilable="linear_attention" not in (getattr(text, "layer_types", None) or ()),
     )
 
 

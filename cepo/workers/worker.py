@@ -35,7 +35,7 @@ from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
 from cepo.workers.memory import Memory, with_sleep_decided
-from cepo.workers.pass_sizes import PassSizes, RowBytes, chosen_for, needs_of
+from cepo.workers.pass_sizes import PassNeeds, PassSizes, chosen_for, needs_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class WorkerSpec:
     total_steps: int
     seed: int
     longest_row: int  # in tokens, prompt and response
-    row_bytes: Mapping[str, RowBytes] = field(default_factory=dict)  # of "actor" and "critic", if there may be a GPU
+    pass_needs: Mapping[str, PassNeeds] = field(default_factory=dict)  # of "actor" and "critic", if there may be a GPU
     passes: Mapping[str, PassSizes] = field(default_factory=dict)  # that this process's GPU holds
 
     @classmethod
@@ -89,13 +89,13 @@ class WorkerSpec:
             longest_row=config.data.max_prompt_length + config.data.max_response_length,
         )
 
-    def with_row_bytes(self, config: RunConfig, *, with_vllm: bool) -> WorkerSpec:
-        """Returns these values with what rows of each trained model need on a GPU."""
+    def with_pass_needs(self, config: RunConfig, *, with_vllm: bool) -> WorkerSpec:
+        """Returns these values with what passes of each trained model need on a GPU."""
         models: dict[str, ActorConfig | CriticConfig] = {"actor": self.actor}
         if self.critic is not None:
             models["critic"] = self.critic
         needs = {name: needs_of(config, settings, with_vllm=with_vllm) for name, settings in models.items()}
-        return dataclasses.replace(self, row_bytes=needs)
+        return dataclasses.replace(self, pass_needs=needs)
 
     def for_this_device(self, memory: Memory | None) -> WorkerSpec:
         """Returns these values with the engine's `sleep` and the passes decided by this process's GPU, if it has one."""
@@ -104,7 +104,7 @@ class WorkerSpec:
         if memory is None or device.type != "cuda":
             return dataclasses.replace(self, generator=generator)
         passes = {
-            name: chosen_for(needs, memory, generator, device, name=name) for name, needs in self.row_bytes.items()
+            name: chosen_for(needs, memory, generator, device, name=name) for name, needs in self.pass_needs.items()
         }
         return dataclasses.replace(self, generator=generator, passes=passes)
 

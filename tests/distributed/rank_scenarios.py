@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import io
 import itertools
 import math
@@ -32,11 +33,13 @@ from cepo.config import load_config
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow, token_array
 from cepo.losses.aggregation import LossDenominators
 from cepo.metrics import Metrics
+from cepo.models.compiled_layers import compile_decoder
 from cepo.models.interface import EncodedPrompt
 from cepo.models.patch_mask import PatchMask
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, Weights
 from cepo.types import Distillation, DivergenceConfig
+from cepo.workers import building
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
@@ -83,6 +86,7 @@ ALL_WEIGHTS = "all weights, distilled from a moving average"
 FROZEN_TOWER = "all weights but the vision tower's, gathered until the backward, not recomputed"
 ADAPTER = "an adapter, read by the first rank, with a KL over the vocabulary"
 QLORA = "an adapter on a base in 4 bits, which every rank reads though the first one is asked to"
+COMPILED = "an adapter, by compiled layers, gathered until the backward"
 COPIES = "shards over 2 ranks with copies, read by the first rank"
 TAUGHT = "all weights, distilled from a frozen model"
 REFERENCE = TeacherConfig(source="reference")
@@ -102,12 +106,17 @@ ACTORS: Mapping[str, Scenario] = {
     ADAPTER: Scenario(settings=_ADAPTED, teacher=REFERENCE, share="one empty", full_reference=True, num_steps=2),
     QLORA: Scenario(settings=_ADAPTED | {"model.lora.quantization": "nf4"}, teacher=REFERENCE, num_steps=2),
     TAUGHT: Scenario(settings={"fsdp.enable_rank0_init": True}, has_teacher_model=True, distils=True),
+    COMPILED: Scenario(
+        settings=_ADAPTED | {"model.compile_layers": True, "fsdp.enable_full_shard": False},
+        teacher=REFERENCE,
+    ),
     COPIES: Scenario(
         settings={"fsdp.fsdp_size": 2, "fsdp.enable_rank0_init": True},
         teacher=TeacherConfig(source="snapshot"),
         loss_type="gspo",
     ),
 }
+SERVED_ADAPTERS = (ADAPTER, COMPILED)
 CRITIC = "a critic"
 CRITICS: Mapping[str, Scenario] = {
     CRITIC: Scenario(num_steps=2),
@@ -116,8 +125,12 @@ CRITICS: Mapping[str, Scenario] = {
     ),
 }
 
-LEFT_OUT: Mapping[int, Sequence[str]] = {1: (), 2: (COPIES,), 4: (FROZEN_TOWER, QLORA, TAUGHT, CRITIC)}
-"""By number of ranks: two have no copies, and four make nothing of these that two do not make."""
+LEFT_OUT: Mapping[int, Sequence[str]] = {
+    1: (COMPILED,),
+    2: (COMPILED, COPIES),
+    4: (COMPILED, FROZEN_TOWER, QLORA, TAUGHT, CRITIC),
+}
+"""By number of ranks: two have no copies, four make nothing of these that two do not make, and layers are traced at night."""
 
 
 @dataclass(kw_only=True)
@@ -221,6 +234,8 @@ def build_actor(folder: Path, scenario: Scenario) -> Actor:
     kl = [f"algorithm.disable_kl={not scenario.full_reference}", "algorithm.use_kl_loss=true", "algorithm.kl_coef=0.1"]
     settings = _EVERYWHERE | {"loss_type": scenario.loss_type} | dict(scenario.settings)
     teacher = TeacherConfig(model_path=str(folder)) if scenario.has_teacher_model else scenario.teacher
+    # Traced in both directions as for kernels; g++ would take minutes to make them.
+    building.compile_decoder = functools.partial(compile_decoder, backend="aot_eager")
     return actors.build_actor(folder, *kl, "algorithm.kl_penalty=full", teacher=teacher, temperature=0.9, **settings)
 
 
@@ -241,7 +256,7 @@ def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
     outcome.parameters = parameters_of(actor)
     outcome.buffers = {name: buffer.clone() for name, buffer in actor.module.named_buffers()}
     weights = actor.rollout_weights()
-    assert isinstance(weights, AdapterWeights) == (name == ADAPTER)
+    assert isinstance(weights, AdapterWeights) == (name in SERVED_ADAPTERS)
     _read(weights, outcome)
     advantages = share.signal(20)
     if 0 in share.numbers:

@@ -22,9 +22,9 @@ from cepo.models.head import (
     divergence_chunk_tokens,
     float32_logits,
     head_chunk_tokens,
+    replaced_weight,
     target_log_probs,
     use_float32_logits,
-    with_weight,
 )
 
 TOKENS, HIDDEN, VOCABULARY = 37, 16, 301
@@ -162,10 +162,10 @@ def test_float32_logits_and_gradients_are_those_of_float64(width: int) -> None:
 
 def test_another_weight_gets_logits_of_the_heads_own_type() -> None:
     hidden, other = draw(torch.bfloat16)[0].detach(), torch.randn(9, HIDDEN).bfloat16()
-    exact = with_weight(realistic_head(trained=False), other)
+    exact = replaced_weight(realistic_head(trained=False), other)
     assert callable(exact)
     assert exact(hidden).dtype is torch.float32
-    assert with_weight(build_head(trained=False, dtype=torch.bfloat16), other) is other
+    assert replaced_weight(build_head(trained=False, dtype=torch.bfloat16), other) is other
     model = nn.Module()
     model.lm_head = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(ConfigError, match=r"head of Module is a Sequential .*fp32_logits=false"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cepo.models.kernel_check import can_have_kernels, kernel_agrees
+from cepo.models.head import can_have_kernels, kernel_agrees
 
 CPU = torch.device("cpu")
 
@@ -36,13 +36,13 @@ def test_a_kernel_must_agree_in_every_result(
         results[place] = results[place] + difference
         return results
 
-    assert kernel_agrees("sums", CPU, torch.float32, by_kernel=other_sums, by_torch=sums) == agrees
-    assert ("sums are computed by torch: the kernel differs by" in caplog.text) != agrees
+    assert kernel_agrees(CPU, torch.float32, by_kernel=other_sums, by_torch=sums) == agrees
+    assert ("log-probs are computed by torch: the kernel differs by" in caplog.text) != agrees
 
 
 def test_a_kernel_that_cannot_run_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    assert not kernel_agrees("sums", CPU, torch.bfloat16, by_kernel=failing, by_torch=sums)
-    assert "sums are computed by torch: the kernel fails (RuntimeError: no compiler)" in caplog.text
+    assert not kernel_agrees(CPU, torch.bfloat16, by_kernel=failing, by_torch=sums)
+    assert "log-probs are computed by torch: the kernel fails (RuntimeError: no compiler)" in caplog.text
 
 
 def test_a_processor_has_no_kernels() -> None:

@@ -198,7 +198,7 @@ def test_passes_are_chosen_for_the_larger_of_policy_and_teacher(tiny_run: list[s
     settings = [*tiny_run, *TWO_TEACHERS, "worker.actor.model.freeze_vision_tower=true"]
     alone = load_config(settings)
     taught = load_config([*settings, f"algorithm.teacher.model_path={larger}"])
-    scored_alone = needs_of(alone, alone.worker.actor, with_vllm=False).scored
+    scored_alone = needs_of(alone, alone.worker.actor, with_vllm=False).of_token.scored
     needs = needs_of(taught, taught.worker.actor, with_vllm=False)
-    assert scored_alone < needs.scored < 2 * scored_alone
-    assert needs.kept == needs_of(alone, alone.worker.actor, with_vllm=False).kept
+    assert scored_alone < needs.of_token.scored < 2 * scored_alone
+    assert needs.of_token.kept == needs_of(alone, alone.worker.actor, with_vllm=False).of_token.kept

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import shutil
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import torch
 from actors import build_actor, parameters_of
 from PIL import Image
 from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, write_checkpoint
+from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from cepo.data.batch import ScoringRow, token_array
 from cepo.models.compiled_layers import compile_decoder, keep_compiled_code
@@ -110,18 +114,26 @@ def test_rows_of_all_lengths_share_four_graphs(tiny_model_folder: Path, monkeypa
 
 
 @pytest.mark.nightly
-def test_compiled_kernels_compute_the_same_to_float32(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2e-6 nats on average (found: 1.1e-6, an ulp of 8 nats) and 2e-5 of the gradient's norm, by g++ if it is there."""
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl", "gemma3"])
+def test_compiled_kernels_compute_the_same_to_float32(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1e-6 nats on average (found: 3.4e-7 to 5.1e-7) and 1e-5 of the gradient's norm (6e-7 to 1.0e-6), by g++ if it is there.
+
+    RMSNorm's mean is summed in another order, and no other operation has other bits. The compiled sum is the one nearer to
+    float64, and so are the log-probs (docs/gpus.md).
+    """
     backend = "inductor"
     if shutil.which("g++") is None:
         backend = "aot_eager"
         warnings.warn("no g++: layers are traced in both directions, and no kernel is compiled", stacklevel=1)
     with_backend(monkeypatch, backend)
-    rows = rows_of(tiny_model_folder, "qwen3_vl")
-    expected = found_by(actor_of(tiny_model_folder, compiles=False), rows)
-    found = found_by(actor_of(tiny_model_folder, compiles=True), rows)
-    assert float((found[0] - expected[0]).abs().mean()) < 2e-6
-    assert float((found[1] - expected[1]).norm() / expected[1].norm()) < 2e-5
+    folder = write_checkpoint(family, tmp_path / "model")
+    rows = rows_of(folder, family)
+    expected = found_by(actor_of(folder, compiles=False), rows)
+    found = found_by(actor_of(folder, compiles=True), rows)
+    assert float((found[0] - expected[0]).abs().mean()) < 1e-6
+    assert float((found[1] - expected[1]).norm() / expected[1].norm()) < 1e-5
 
 
 @pytest.mark.heavy
@@ -150,11 +162,39 @@ def test_a_resumed_actor_with_compiled_layers_goes_on_to_the_bit(
 
 
 def test_compiled_code_is_kept_where_a_restart_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this user's folder of caches, and where the environment says so if it does."""
+    """In this user's folder of caches, also after torch has named its own, and where the environment says so if it does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    keep_compiled_code()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cepo" / "compiled")
+    for named in (None, default_cache_dir()):
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        if named is not None:
+            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
+        keep_compiled_code()
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cepo" / "compiled")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     keep_compiled_code()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+
+
+def first_pass(folder: Path) -> dict[str, int]:
+    """What the compiler found in its cache and what it did not, in this process."""
+    found_by(actor_of(folder, compiles=True), rows_of(folder, "qwen3_vl"))
+    return {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")}
+
+
+@pytest.mark.nightly("g++ compiles a model's kernels, and two processes load what a run loads")
+def test_a_second_start_compiles_nothing(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured: 17 s of this process and g++'s own time at the first start, 4 s at the second."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++, so that no kernel is compiled")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    found: list[dict[str, int]] = []
+    for _ in range(2):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            found.append(process.submit(first_pass, tiny_model_folder).result(timeout=900))
+    number = found[0]["miss"]
+    assert number > 0
+    assert found == [{"hit": 0, "miss": number}, {"hit": number, "miss": 0}]
+    assert any((tmp_path / "cepo" / "compiled").iterdir())
