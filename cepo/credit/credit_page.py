@@ -11,10 +11,19 @@ from cepo.credit.tables import credit_tables, notes_on_work
 from cepo.credit.truth import read_whole
 from cepo.files.safe_files import LARGEST_IMAGE, read_bytes, read_objects
 from cepo.files.trees import Fields, Tree
-from cepo.report.coloured_tokens import ColouredRow, ColouredToken, coloured, unmeasured, visible
-from cepo.report.data_uri import data_uri
 from cepo.report.drawing import Chart, Series
-from cepo.report.html_page import CreditedResponse, Dot, DotPlot, Section, table_of_scores, write_page
+from cepo.report.html_page import Dot, DotPlot, Section, table_of_scores, write_page
+from cepo.report.shown_responses import (
+    ColouredRow,
+    ColouredToken,
+    CreditedResponse,
+    coloured,
+    data_uri,
+    response_title,
+    shown_problem,
+    unmeasured,
+    visible,
+)
 
 PAGE_FILE = "credit.html"
 _UNIFORM = "uniform"
@@ -251,13 +260,12 @@ def _clearest_pair(traces: Sequence[Fields]) -> list[Fields]:
 
 
 def _credited(trace: Fields, folder: Path) -> CreditedResponse:
-    verdict = "Right" if trace["correct"] else "Wrong"
     image: str | None = None
     if trace["image"]:
         image = data_uri(read_bytes(folder / trace["image"], within=folder, largest=LARGEST_IMAGE))
     return CreditedResponse(
-        title=f"{verdict} response, reward {trace['reward']:.3g}",
-        problem=visible(trace["problem"].replace("<image>", "").strip()),
+        title=response_title(trace["correct"], trace["reward"]),
+        problem=shown_problem(trace["problem"]),
         ground_truth=visible(trace["ground_truth"]),
         image=image,
         rows=list(_rows_of(trace)),

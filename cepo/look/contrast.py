@@ -23,10 +23,10 @@ from cepo.errors import DataError
 from cepo.files.safe_files import LARGEST_IMAGE, read_bytes
 from cepo.files.trees import Tree
 from cepo.models.processing import Processing, load_processing
-from cepo.report.data_uri import data_uri
-from cepo.report.html_page import CreditedResponse, Section
+from cepo.report.html_page import Section
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
 from cepo.report.responses import ResponseGroup
+from cepo.report.shown_responses import CreditedResponse, data_uri, response_title
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
 from cepo.run_folder.trace import GroupRecord
@@ -311,9 +311,8 @@ def _shown(contrast: Contrast, group: GroupRecord) -> Iterator[CreditedResponse]
     """Yields the responses of a group, the first one with the image of its problem."""
     image = data_uri(group.images[0]) if group.images else None
     for side in contrast.sides:
-        verdict = "✓ Right" if side.verdict == "right" else "✗ Wrong"
         yield CreditedResponse(
-            title=f"{verdict} response, step {contrast.step}, reward {side.reward:.3g}",
+            title=response_title(side.verdict == "right", side.reward, step=contrast.step),
             problem=contrast.problem,
             ground_truth=contrast.ground_truth,
             image=image,

@@ -12,12 +12,12 @@ from cepo.files.safe_files import LARGEST_IMAGE, read_bytes
 from cepo.files.trees import Fields
 from cepo.look.reading import SeenRollouts
 from cepo.look.text_pair import clearest_pair_section
-from cepo.report.data_uri import data_uri
 from cepo.report.diagnosis import NOTHING_FOUND, Finding, Observed
 from cepo.report.drawing import Chart, Series
 from cepo.report.findings import findings_section
 from cepo.report.html_page import Result, Section, Table, write_page
 from cepo.report.responses import RecordedResponse, ResponseGroup, by_step
+from cepo.report.shown_responses import data_uri, verdict
 
 _MOST_CHARACTERS = 3_000_000
 """Of the responses on a page, with their prompts; of more, groups evenly spread over the run are shown."""
@@ -153,9 +153,8 @@ def _responses_table(groups: Sequence[ResponseGroup], total: int) -> Table:
     rows: list[Sequence[str | float | Fields]] = []
     for group in groups:
         for response in group.responses:
-            verdict = {True: "right", False: "wrong", None: "not judged"}[response.right]
             problem: Fields = {"text": _bounded(response.prompt), "picture": _picture(response, pictures)}
-            row = [float(response.step), verdict, group.state, response.reward, float(response.length)]
+            row = [float(response.step), verdict(response.right), group.state, response.reward, float(response.length)]
             rows.append([*row, problem, _bounded(response.ground_truth), _bounded(response.response)])
     return Table(
         head=["step", "verdict", "group", "reward", "length", "problem", "answer", "response"],

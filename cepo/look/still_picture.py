@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Tree
-from cepo.report.coloured_tokens import ColouredRow, ColouredToken
-from cepo.report.html_page import CreditedResponse, Section
+from cepo.report.html_page import Section
+from cepo.report.shown_responses import ColouredRow, ColouredToken, CreditedResponse
 from cepo.run_folder.writing import write_atomically
 from cepo.terminal.lines import without_controls
 

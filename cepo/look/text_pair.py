@@ -7,9 +7,9 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from cepo.report.coloured_tokens import ColouredRow, ColouredToken, visible
-from cepo.report.html_page import CreditedResponse, Section
+from cepo.report.html_page import Section
 from cepo.report.responses import RecordedResponse, ResponseGroup
+from cepo.report.shown_responses import ColouredRow, ColouredToken, CreditedResponse, response_title, visible
 
 _GROUPS_COMPARED = 300
 _LONGEST = 6_000
@@ -62,9 +62,8 @@ def _shown(response: RecordedResponse, other: RecordedResponse) -> CreditedRespo
         tokens.append(
             ColouredToken(text=visible(word), side="more" if response.right else "less", percent=share, help=help_text)
         )
-    verdict = "✓ Right" if response.right else "✗ Wrong"
     return CreditedResponse(
-        title=f"{verdict} response, step {response.step}, reward {response.reward:.3g}",
+        title=response_title(response.right, response.reward, step=response.step),
         problem=visible(response.prompt),
         ground_truth=visible(response.ground_truth or "not recorded"),
         image=None,

@@ -11,7 +11,7 @@ import gzip
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,11 @@ from cepo.algorithms.evidence import beliefs
 from cepo.algorithms.masking import at_last_token, response_mask_of, with_rows
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.files.trees import Fields, Tree
-from cepo.report.clip_rates import ClipRates, clip_rates
-from cepo.report.data_uri import data_uri
+from cepo.report.clip_rates import clip_rates
 from cepo.report.recorded_run import RunData
 from cepo.report.replayable_methods import comparable_methods
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
+from cepo.report.shown_responses import data_uri
 from cepo.run_folder.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.run_folder.writing import finite_or_none
 from cepo.types import TokenBatch
@@ -144,7 +144,7 @@ class _MethodCredit:
     """What a method makes of the B rollouts of a step, of at most T tokens."""
 
     columns: Mapping[str, numpy.ndarray] = field(default_factory=dict[str, "numpy.ndarray"])  # (B, T) by name
-    clip_rates: Mapping[int, ClipRates] = field(default_factory=dict[int, ClipRates])  # by rollout; see `clip_rates`
+    clip_rates: Mapping[int, Tree] = field(default_factory=dict[int, Tree])  # by rollout; see `clip_rates`
 
 
 def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
@@ -162,7 +162,7 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
         for rollout in group.rollouts:
             row = len(rollouts)
             columns: list[Fields] = [rollout.log_probs]
-            rates: list[Fields | None] = []
+            rates: list[Tree | None] = []
             for name, method_credit in methods.items():
                 computed: Tree = {}
                 for key, values in method_credit.columns.items():
@@ -170,8 +170,7 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
                 if name == run.estimator:
                     computed |= _recorded_columns(rollout)
                 columns.append(computed)
-                rate = method_credit.clip_rates.get(row)
-                rates.append(None if rate is None else asdict(rate))
+                rates.append(method_credit.clip_rates.get(row))
             entry = _rollout_entry(rollout, place, columns)
             entry["clip_rates"] = rates
             rollouts.append(entry)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cepo.files.trees import Fields
-from cepo.report.coloured_tokens import ColouredRow
 from cepo.report.credit_view import CreditView
 from cepo.report.drawing import Chart
 from cepo.report.score_tables import NOTHING, Cell, ScoreTable
+from cepo.report.shown_responses import CreditedResponse
 from cepo.run_folder.writing import write_atomically
 from cepo.terminal.lines import without_controls
 
@@ -72,17 +72,6 @@ class DotPlot:
     ends: tuple[str, str]
     ceiling: float | None
     ceiling_text: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CreditedResponse:
-    """A response under several credits, one row each."""
-
-    title: str
-    problem: str
-    ground_truth: str
-    image: str | None
-    rows: Sequence[ColouredRow]
 
 
 @dataclass(frozen=True, kw_only=True)

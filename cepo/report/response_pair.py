@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from cepo.report.coloured_tokens import ColouredRow, ColouredToken, coloured, visible
+from cepo.report.shown_responses import ColouredRow, ColouredToken, coloured, shown_problem, verdict, visible
 from cepo.run_folder.trace import GroupRecord, RolloutRecord
 
 _ZERO = 1e-6
@@ -115,21 +115,17 @@ def contrast_of(
         if baseline not in (None, method):
             uniform_shares = [1.0] * len(shares)
             rows.append(ColouredRow(label=baseline, tokens=list(_coloured(rollout, uniform_shares, span))))
-        sides.append(ContrastSide(place=place, verdict=_verdict(rollout), reward=rollout.reward, rows=rows))
+        sides.append(ContrastSide(place=place, verdict=verdict(rollout.right), reward=rollout.reward, rows=rows))
     return Contrast(
         sentence=_sentence(method, baseline, rollouts, shares_of_rollouts),
         step=group.step,
-        problem=visible(group.problem.replace("<image>", "").strip()),
+        problem=shown_problem(group.problem),
         ground_truth=visible(group.ground_truth),
         sides=sides,
         uniform="the mean of the response" if baseline is None else f"what {baseline} gives",
         low=1 - span,
         high=1 + span,
     )
-
-
-def _verdict(rollout: RolloutRecord) -> str:
-    return "right" if rollout.right else "wrong"
 
 
 def _shares(rollout: RolloutRecord, uniform_advantage: float) -> list[float]:
@@ -165,7 +161,7 @@ def _sentence(
         words = _words_singled_out(rollout.tokens, shares)
         if words:
             verb = "credits" if rollout.right else "blames"
-            clauses.append(f"{verb} {_listed(words)} of the {_verdict(rollout)} response most")
+            clauses.append(f"{verb} {_listed(words)} of the {verdict(rollout.right)} response most")
     if not clauses:
         return f"Here {method} gives nearly every token of a response the same."
     sentence = f"{method} {' and '.join(clauses)}"

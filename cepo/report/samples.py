@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cepo.files.trees import Fields
 from cepo.report.html_page import Table
+from cepo.report.shown_responses import verdict
 from cepo.run_folder.pictures import THUMBNAIL
 
 _MOST_CHARACTERS = 5_000_000
@@ -88,7 +89,7 @@ class _SampledResponse:
 
     @classmethod
     def of(cls, by_label: Mapping[str, Sample], labels: Sequence[str]) -> _SampledResponse:
-        verdicts = ["right" if sample.is_right else "wrong" for sample in by_label.values()]
+        verdicts = [verdict(sample.is_right) for sample in by_label.values()]
         texts: list[str] = []
         for label in labels:
             text = ""
