@@ -52,5 +52,4 @@ def diagnosed_run(run: RunData) -> list[Finding]:
     """Returns the faults of a run of cepo, by its metrics and its recorded rollouts."""
     from cepo.report.run_responses import groups_of_run
 
-    metrics = {name: run.values_by_step(name) for name in run.names()}
-    return diagnosed(Observed(groups_of_run(run.folder), metrics))
+    return diagnosed(Observed(groups_of_run(run.folder), run.curves))

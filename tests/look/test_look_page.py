@@ -64,7 +64,7 @@ def test_the_command_prints_the_diagnosis_and_writes_one_file(
     assert f"page: {out}" in printed
     page = Tags(out)
     text = " ".join(page.texts)
-    for heading in ("What keeps it from learning", "The clearest pair", "Curves", "Responses", "Groups"):
+    for heading in ("What keeps it from learning", "The clearest pair", "Learning", "Responses", "Groups"):
         assert heading in text
     assert "40 of 40 responses" in text
     assert "∅" not in text

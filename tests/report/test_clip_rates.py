@@ -102,7 +102,7 @@ def test_rates_over_all_tokens_are_the_training_metrics(method: str, baseline: s
         rates = clip_rates(signal, batch.response_mask)
         num_tokens = sum(rate["tokens"] for rate in rates.values())
         for metric, bound in (("evidence/clip_low_rate", "lower"), ("evidence/clip_high_rate", "upper")):
-            pooled = sum(getattr(rate, bound) * rate["tokens"] for rate in rates.values()) / num_tokens
+            pooled = sum(rate[bound] * rate["tokens"] for rate in rates.values()) / num_tokens
             assert pooled == pytest.approx(signal.metrics[metric].result, abs=1e-6)
 
 
