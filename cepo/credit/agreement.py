@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy
 import torch
@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cepo.algorithms import Estimator, statistics
-from cepo.config import RunConfig
+from cepo.credit.resources import Scoring
 from cepo.credit.truth import Numbers, Truth
 from cepo.data.batch import ScoringRow
 from cepo.data.prompts import ContextBuilder
 from cepo.files.trees import Tree
-from cepo.models.processing import Processing
-from cepo.rewards.pool import RewardPool
 from cepo.trainer.batches import ScoredBatch, scored_batch
 from cepo.trainer.planning import ScoringPlan, View, make_plan
 from cepo.trainer.rollout_groups import rollout_groups
@@ -47,31 +45,6 @@ class MethodSignal:
     label: str
     batch: ScoredBatch
     signal: TokenSignal
-
-
-class Scoring(Protocol):
-    """What scores responses: settings, a processor, a grader, and a model."""
-
-    @property
-    def config(self) -> RunConfig: ...
-    @property
-    def processing(self) -> Processing: ...
-    @property
-    def rewards(self) -> RewardPool: ...
-    @property
-    def backend(self) -> Scorer: ...
-
-
-class Scorer(Protocol):
-    """The part of a worker that scores rows."""
-
-    def score(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns each row's log-probs, (response length,)."""
-        ...
-
-    def score_teacher(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Does the same under the weights of a teacher that has its own."""
-        ...
 
 
 def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Scoring) -> list[MethodSignal]:

@@ -102,32 +102,32 @@ class _Candidate:
 def _contrast(run: RunData, candidate: _Candidate) -> Contrast:
     """Returns the contrast with the plain method's credit, or if that cannot be computed with each response's mean."""
     methods: list[str] = candidate.columns["methods"]
-    believed = _beliefs(candidate)
-    if DEFAULT_ESTIMATOR not in methods:
-        return contrast_of(candidate.group, candidate.places, method=run.estimator, beliefs=believed)
-    number = methods.index(DEFAULT_ESTIMATOR) + 1
-    uniform_advantages: list[float] = []
-    for place in candidate.places:
-        entry = candidate.columns["rollouts"][candidate.first_place + place]
-        advantages = entry["columns"][number][_ADVANTAGE]
-        uniform_advantages.append(fmean(advantages or [0.0]))
+    baseline: str | None = None
+    uniform_advantages: list[float] | None = None
+    if DEFAULT_ESTIMATOR in methods:
+        baseline = DEFAULT_ESTIMATOR
+        number = methods.index(baseline) + 1
+        uniform_advantages = []
+        for place in candidate.places:
+            entry = candidate.columns["rollouts"][candidate.first_place + place]
+            advantages = entry["columns"][number][_ADVANTAGE]
+            uniform_advantages.append(fmean(advantages or [0.0]))
     return contrast_of(
         candidate.group,
         candidate.places,
         method=run.estimator,
-        baseline=DEFAULT_ESTIMATOR,
+        baseline=baseline,
         uniform_advantages=uniform_advantages,
-        beliefs=believed,
+        beliefs=beliefs_of(candidate.group),
     )
 
 
-def _beliefs(candidate: _Candidate) -> dict[int, list[float]]:
+def beliefs_of(group: GroupRecord) -> dict[int, list[float]]:
     """Returns P(right) before each token, by place; nothing if the trace has no teacher with the right answer."""
-    rollouts = candidate.group.rollouts
-    if len(rollouts) < 2 or "correct" not in rollouts[0].log_probs:
+    if len(group.rollouts) < 2 or "correct" not in group.rollouts[0].log_probs:
         return {}
-    values = beliefs(_token_batch([candidate.group]))  # (B, T)
-    return {place: values[place, : len(rollouts[place].tokens)].tolist() for place in candidate.places}
+    rows = zip(group.rollouts, beliefs(_token_batch([group])), strict=True)  # of (B, T)
+    return {place: values[: len(rollout.tokens)].tolist() for place, (rollout, values) in enumerate(rows)}
 
 
 def _thinned(blocks: dict[int, str], start: int) -> dict[int, str]:
