@@ -525,8 +525,7 @@ CREDIT = {
 
 
 def credit_results(**pearson: float | None) -> dict[str, Any]:
-    names = ("pearson", "pearson_corrected", "spearman", "spearman_corrected", "auroc", "top_hit")
-    names += ("share_on_decisive", "sign_agreement", "calibration_error")
+    names = ("pearson", "pearson_corrected", "auroc", "top_hit", "share_on_decisive", "calibration_error")
 
     def figure(value: float | None) -> dict[str, float | None]:
         return {"value": value, "error": 0.1, "low": value and value - 0.2, "high": value and value + 0.2}
