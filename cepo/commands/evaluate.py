@@ -43,9 +43,8 @@ def evaluate_planned(plan: Plan) -> int:
 
 def print_comparison(folders: str) -> None:
     """Prints the result and the paired differences of two evaluations, whose folders are separated by a comma."""
-    from cepo.evaluation.comparison import compare_evaluations
+    from cepo.evaluation.comparison import compare_evaluations, headline_of_pairs
     from cepo.evaluation.evaluation_page import comparison_rows
-    from cepo.evaluation.published import headline_of_pairs
 
     names = folders.split(",")
     if len(names) != 2 or not all(names):

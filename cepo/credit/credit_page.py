@@ -130,9 +130,7 @@ def _fingerprint(row: Fields) -> str:
 
 
 def _with_error(figure: Fields) -> str:
-    if figure["error"] is None:
-        return f"{figure['value']:.2f}"
-    return f"{figure['value']:.2f} ± {figure['error']:.2f}"
+    return Cell(mean=figure["value"], error=figure["error"]).text(2)
 
 
 def credit_tables(results: Fields, *, with_kinds: bool = False) -> list[ScoreTable]:

@@ -113,7 +113,7 @@ def _free_folder(name: str) -> Path:
 def evaluate(plan: Plan) -> Tree:
     """Evaluates the model as planned and writes the results; returns the content of evaluation.json."""
     from cepo.data.training_set import most_visuals
-    from cepo.evaluation.lmms_export import export
+    from cepo.evaluation.lmms import exported_log, write_log
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
     from cepo.evaluation.tasks import asker_of, engine, graded_rows
     from cepo.run_folder.writing import LineFile
@@ -141,7 +141,8 @@ def evaluate(plan: Plan) -> Tree:
                     rows.append(row)
             benchmarks[task.name] = {"source": str(source), **_figures(task, rows, config, plan.rules)}
             if plan.exports_lmms and task.benchmark is not None:
-                export(plan.out, task, rows, config)
+                log = exported_log(task.benchmark.name, rows, num_rows=task.num_rows, model=model.model_path)
+                write_log(plan.out / "lmms-eval" / task.name, log)
         return write_results(plan.out, _description(plan, config, generator.name), benchmarks)
 
 

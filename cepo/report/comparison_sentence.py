@@ -50,9 +50,8 @@ def _of_one_setting(setting: Setting) -> str:
     mean = setting.at_end(ACCURACY)
     if isinstance(mean, str):
         return f"{setting.label} has no held-out accuracy after training."
-    error = "" if mean.error is None else f" ± {mean.error:.1f}"
     count = "1 run" if len(setting.runs) == 1 else f"{len(setting.runs)} runs"
-    return f"{setting.label} reaches {mean.mean:.1f}{error} % held-out accuracy in {count}."
+    return f"{setting.label} reaches {mean.text()} % held-out accuracy in {count}."
 
 
 def _of_several_settings(settings: Sequence[Setting]) -> str:

@@ -35,11 +35,9 @@ class Setting:
             if not accuracies:
                 return ""
             last_accuracies.append(accuracies[-1])
-        mean = Cell.over([100 * accuracy.mean for accuracy in last_accuracies])
-        if len(last_accuracies) > 1 or last_accuracies[0].error is None:
-            return mean
-        # A single run has no error over runs, so that of its samples stands in.
-        return replace(mean, error=100 * last_accuracies[0].error)
+        if len(last_accuracies) == 1:  # it has no error over runs, so that of its samples stands in
+            return replace(last_accuracies[0].percent, low=None, high=None)
+        return Cell.over([100 * accuracy.mean for accuracy in last_accuracies])
 
     @property
     def seconds_per_step(self) -> Cell | str:
@@ -70,13 +68,14 @@ def paired_difference(first: Setting, second: Setting) -> Cell | str:
     if differences is None or not all(map(math.isfinite, [mean_of_first.mean, mean_of_second.mean, *differences])):
         return ""
     if len(differences) > 1:
-        return _with_interval(Cell.over(differences), len(differences) - 1)
-    numbers_of_runs = [len(setting.runs) for setting in (first, second) if len(setting.runs) > 1]
-    degrees_of_freedom = min(numbers_of_runs) - 1 if numbers_of_runs else None
+        return Cell.over(differences).with_interval(_quantile(len(differences) - 1))
     difference = mean_of_second.less(mean_of_first)
     if differences:
         difference = replace(difference, mean=differences[0])
-    return _with_interval(difference, degrees_of_freedom)
+    numbers_of_runs = [len(setting.runs) for setting in (first, second) if len(setting.runs) > 1]
+    return (
+        difference.with_interval(_quantile(min(numbers_of_runs) - 1)) if numbers_of_runs else difference.with_interval()
+    )
 
 
 def _differences_of_pairs(first: Setting, second: Setting) -> Sequence[float] | None:
@@ -97,15 +96,8 @@ def _differences_of_pairs(first: Setting, second: Setting) -> Sequence[float] | 
     return differences
 
 
-def _with_interval(cell: Cell, degrees_of_freedom: int | None) -> Cell:
-    """Adds the 95 % interval to a mean with an error; without degrees of freedom it is the normal one."""
-    if cell.error is None:
-        return cell
-    if degrees_of_freedom is None:
-        quantile = 1.96
-    elif degrees_of_freedom <= len(_TWO_SIDED_95):
-        quantile = _TWO_SIDED_95[degrees_of_freedom - 1]
-    else:
-        quantile = 1.96 + 2.4 / degrees_of_freedom  # to the third digit
-    half = quantile * cell.error
-    return replace(cell, low=cell.mean - half, high=cell.mean + half)
+def _quantile(degrees_of_freedom: int) -> float:
+    """Returns Student's t for a 95 % interval."""
+    if degrees_of_freedom <= len(_TWO_SIDED_95):
+        return _TWO_SIDED_95[degrees_of_freedom - 1]
+    return 1.96 + 2.4 / degrees_of_freedom  # to the third digit

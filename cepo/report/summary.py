@@ -125,10 +125,7 @@ class _Accuracy:
     @property
     def points(self) -> str:
         """The change in percentage points, with its standard error if that is known."""
-        if self.change is None:
-            return ""
-        error = "" if self.change.error is None else f" ± {100 * self.change.error:.1f}"
-        return f"{100 * self.change.mean:+.1f}{error} points"
+        return "" if self.change is None else f"{self.change.percent.text(signed=True)} points"
 
 
 def result_lines(run: RunData) -> list[tuple[str, str, str]]:
@@ -186,8 +183,7 @@ def _accuracies(run: RunData) -> Iterator[_Accuracy]:
 
 
 def _percent(cell: Cell) -> str:
-    error = "" if cell.error is None else f" ± {100 * cell.error:.1f}"
-    return f"{100 * cell.mean:.1f}{error} %"
+    return f"{cell.percent.text()} %"
 
 
 def accuracy_change(run: RunData, name: str = "val/accuracy") -> tuple[Cell, bool] | None:

@@ -9,8 +9,7 @@ import pytest
 from evaluation_folders import evaluation, graded
 
 from cepo.errors import DataError
-from cepo.evaluation.comparison import compare_evaluations
-from cepo.evaluation.published import score_table
+from cepo.evaluation.comparison import compare_evaluations, score_table
 from cepo.evaluation.results import GENERATIONS_FILE
 from cepo.run_folder.writing import encode_line
 

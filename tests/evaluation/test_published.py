@@ -8,7 +8,7 @@ import pytest
 from evaluation_folders import evaluation
 
 from cepo.commands.cli import main
-from cepo.evaluation.published import score_table
+from cepo.evaluation.comparison import score_table
 from cepo.report.score_tables import Cell, write_table
 
 PAPER = str(Path(__file__).parents[2] / "lab" / "paper.json")
