@@ -128,7 +128,7 @@ def test_rows_of_4_benchmarks_are_asked_with_images_and_graded(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """24 rows are asked and graded by kind."""
-    sources = ",".join(f"{SAMPLES / name / 'sample.parquet'}@train[:6]" for name in ROWS)
+    sources = ",".join(f"{name.partition('_')[0]}:{SAMPLES / name / 'sample.parquet'}@train[:6]" for name in ROWS)
     command = (
         "evaluate",
         "config=configs/geo3k/base.yaml",
