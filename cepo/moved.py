@@ -48,6 +48,7 @@ MOVED: Mapping[str, str] = {
     "report.clip_table": "report.clip_rates",
     "report.model_card": "report.publishing",
     "report.recorded_teachers": "report.replayable_methods",
+    "report.same_settings": "report.run_group",
     "report.setting": "report.run_group",
     "report.verdict": "report.comparison_sentence",
     "rewards.algebra": "answers.algebra",

@@ -199,12 +199,10 @@ def mathvista(row: Fields) -> Tree:
     unit = optional_text(row, "unit")
     if unit:
         question += f" (Unit: {unit})"
-    metadata = row.get("metadata")
-    about: Fields = metadata if is_mapping(metadata) else {}
     usual: Tree = {
         "categories": {
             **_categories(row, "question_type", "answer_type"),
-            **_categories(about, "task", "category", "context", "grade", "skills"),
+            **_categories(_metadata(row), "task", "category", "context", "grade", "skills"),
         }
     }
     if question_type == "multi_choice":
@@ -238,8 +236,6 @@ def mathverse(row: Fields) -> Tree:
     answer = text(row, "answer")
     if question_type not in ("multi-choice", "free-form"):
         raise DataError(f"question_type is {question_type!r}; accepted: multi-choice, free-form")
-    metadata = row.get("metadata")
-    about: Fields = metadata if is_mapping(metadata) else {}
     usual: Tree = {
         "problem": question,
         "answer": answer,
@@ -247,7 +243,7 @@ def mathverse(row: Fields) -> Tree:
         "cluster": text(row, "problem_index"),
         "categories": {
             **_categories(row, "problem_version", "question_type"),
-            **_categories(about, "subject", "subfield"),
+            **_categories(_metadata(row), "subject", "subfield"),
         },
     }
     if question_type == "multi-choice":
@@ -279,6 +275,11 @@ def hallusionbench(row: Fields) -> Tree:
             "figure": f"{of_set}/{figure}" if has_figure else "",
         },
     }
+
+
+def _metadata(row: Fields) -> Fields:
+    metadata = row.get("metadata")
+    return metadata if is_mapping(metadata) else {}
 
 
 def options_below(options: Sequence[str]) -> str:

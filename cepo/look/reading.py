@@ -311,17 +311,17 @@ def _image_in(folder: Path, name: str) -> str | None:
 
 def _lacking(responses: Sequence[RecordedResponse]) -> Iterator[str]:
     """Yields what no response has."""
-    tests: dict[str, Callable[[RecordedResponse], bool]] = {
-        "right answers": lambda response: bool(response.ground_truth),
-        "which responses were cut": lambda response: response.finished is not None,
-        "images": lambda response: bool(response.images),
-        "log-probs": lambda response: response.surprise is not None,
-    }
-    for name, has in tests.items():
-        if not any(map(has, responses)):
+    for name, attribute in _MAY_LACK.items():
+        if all(getattr(response, attribute) in (None, "", (), []) for response in responses):
             yield name
 
 
+_MAY_LACK = {
+    "right answers": "ground_truth",
+    "which responses were cut": "finished",
+    "images": "images",
+    "log-probs": "surprise",
+}
 _TRL_NAMES = {
     "reward": "reward/mean",
     "entropy": "rollout/entropy",

@@ -15,8 +15,17 @@ from cepo.report.comparison_sentence import cautions_of, headline_of, notes_of
 from cepo.report.drawing import Chart, Series
 from cepo.report.html_page import Section, Table, table_of_scores, write_page
 from cepo.report.recorded_run import COUNTS, UNKNOWN_ESTIMATOR, RunData, load_run
-from cepo.report.run_group import ACCURACY, GREEDY, Setting, paired_difference
-from cepo.report.same_settings import METHOD, UNSET, configs_of, differing_keys, labels_of
+from cepo.report.run_group import (
+    ACCURACY,
+    GREEDY,
+    METHOD,
+    UNSET,
+    Setting,
+    configs_of,
+    differing_keys,
+    labels_of,
+    paired_difference,
+)
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, terminal_blocks
 
 _COLUMNS = (

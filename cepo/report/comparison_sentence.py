@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cepo.report.run_group import ACCURACY, Setting, paired_difference
-from cepo.report.same_settings import METHOD, seeds_of
+from cepo.report.run_group import ACCURACY, METHOD, Setting, paired_difference, seeds_of
 from cepo.report.score_tables import Cell
 
 

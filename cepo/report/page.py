@@ -118,12 +118,7 @@ def _versions_table(run: RunData) -> Table:
     starts = [dict(leaves(entry)) for entry in read_environment(run.folder)]
     names_of_starts = [f"start {number}" for number in range(1, len(starts) + 1)]
     keys = dict.fromkeys(itertools.chain.from_iterable(starts))
-    rows: list[list[str]] = []
-    for key in keys:
-        row = [key]
-        for start in starts:
-            row.append(str(start.get(key, "")))
-        rows.append(row)
+    rows = [[key, *(str(start.get(key, "")) for start in starts)] for key in keys]
     return Table(head=["entry", *names_of_starts], rows=rows)
 
 
