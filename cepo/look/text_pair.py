@@ -57,11 +57,9 @@ def _shown(response: RecordedResponse, other: RecordedResponse) -> CreditedRespo
         shared.update(range(block.a, block.a + block.size))
     tokens: list[ColouredToken] = []
     for place, word in enumerate(words):
-        share = 0 if place in shared else _SHADE
-        help_text = "in both responses" if place in shared else "in this response alone"
-        tokens.append(
-            ColouredToken(text=visible(word), side="more" if response.right else "less", percent=share, help=help_text)
-        )
+        share, meaning = (0, "in both responses") if place in shared else (_SHADE, "in this response alone")
+        side = "more" if response.right else "less"
+        tokens.append(ColouredToken(text=visible(word), side=side, percent=share, help=meaning))
     return CreditedResponse(
         title=response_title(response.right, response.reward, step=response.step),
         problem=visible(response.prompt),
