@@ -92,7 +92,7 @@ def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> 
     assert accuracy_change(run, "val/greedy_accuracy") == (Cell(mean=-0.25, error=quarter), True)
 
 
-def test_without_all_samples_the_error_is_that_of_independent_ones(tmp_path: Path) -> None:
+def test_missing_samples_give_the_error_of_independent_ones(tmp_path: Path) -> None:
     """Of four samples with a share of 1/2 three are recorded; Wilson's error is sqrt(1/16 + 1/64) / (1 + 1/4) twice: 0.316."""
     run = run_of_two_validations(tmp_path, "10", "10", num_samples=4)
     assert accuracy_change(run) == (Cell(mean=0.0, error=pytest.approx(0.1**0.5)), False)
