@@ -329,6 +329,8 @@ _TRL_NAMES = {
     "learning_rate": "actor/lr",
     "completions/clipped_ratio": "response_length/clip_ratio",
     "completions/mean_length": "response_length/mean",
+    "completions/min_length": "response_length/min",
+    "completions/max_length": "response_length/max",
     "clip_ratio/low_mean": "actor/pg_clipfrac_lower",
     "clip_ratio/high_mean": "actor/pg_clipfrac_higher",
     "sampling/sampling_logp_difference/mean": "rollout/log_prob_gap_mean",

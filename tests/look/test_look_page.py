@@ -14,8 +14,9 @@ from cepo.commands.cli import main
 from cepo.errors import DataError
 from cepo.look.contrast import chosen_groups, contrast_noise, contrast_sections, gauge, scored_groups
 from cepo.look.look_page import write_look_page
-from cepo.look.reading import read_rollouts_of
+from cepo.look.reading import read_rollouts_of, trl_metrics
 from cepo.microgeo.world import ASSETS
+from cepo.report.charts import LENGTH, charts_of
 from cepo.report.credit_view import beliefs_of
 from cepo.report.diagnosis import Observed, diagnosed
 from cepo.report.responses import RecordedResponse, groups_of
@@ -178,3 +179,16 @@ def test_without_a_mixed_group_there_is_nothing_to_contrast() -> None:
     rows = [RecordedResponse(step=1, group="0", prompt="", response="", reward=1.0, right=True, length=0)] * 4
     with pytest.raises(DataError, match="nothing to contrast"):
         chosen_groups(groups_of(rows), responses=8)
+
+
+def test_the_band_of_lengths_is_in_the_unit_of_their_mean() -> None:
+    """TRL's files have texts, of 20 and 22 characters, and its checkpoint the lengths in tokens: the band once mixed both."""
+    rows = [{"step": 1, "completions/mean_length": 8.0, "completions/min_length": 7.0, "completions/max_length": 9.0}]
+    texts = [
+        RecordedResponse(step=1, group="0", prompt="", response="", reward=float(number), length=20 + 2 * number)
+        for number in range(2)
+    ]
+    metrics = Observed(groups_of(texts), trl_metrics(rows)).metrics
+    (length,) = [chart for chart in charts_of(metrics) if chart.title == LENGTH]
+    (curve,) = length.series
+    assert (curve.values, curve.low, curve.high) == ([8.0], [7.0], [9.0])
