@@ -282,7 +282,15 @@ def test_lmms_evals_protocol_is_asked_judged_and_exported(tmp_path: Path) -> Non
         handler.end_headers()
         handler.wfile.write(json.dumps({"choices": [{"message": {"content": "<score>10</score>"}}]}).encode())
 
-    command = ("evaluate", f"data={file}", "out=out", "protocol=lmms", "export=lmms", "judge_model=judge", *SHORT)
+    command = (
+        "evaluate",
+        f"data=mathvista:{file}",
+        "out=out",
+        "protocol=lmms",
+        "export=lmms",
+        "judge_model=judge",
+        *SHORT,
+    )
     with local_server(answer) as address:
         assert main([*command, f"judge=http://{address}/v1", *ENGINE]) == 0
     results = json.loads((tmp_path / "out" / "evaluation.json").read_text())
@@ -332,22 +340,38 @@ def test_a_dry_run_names_benchmarks_protocol_and_judge(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("row", "arguments", "words"),
+    ("name", "row", "arguments", "words"),
     [
-        ({"question": "How many?", "answer": 3, "image": None}, (), "For a benchmark, name it: NAME:"),
+        ("", {"question": "How many?", "answer": 3, "image": None}, (), "For a benchmark, name it: NAME:"),
         (
+            "",
             {"question": "How many?", "answer": 3},
             ("data.prompt_key=question", "protocol=lmms"),
             "is read by data.prompt_key",
         ),
-        (benchmark_rows.MATHVERSE | {"question_type": "free-form"}, (), "each of its 1 rows needs a judge"),
-        (benchmark_rows.MATHVISTA | {"decoded_image": None, "image": None}, (), "row 0: it does not match"),
+        (
+            "mathverse:",
+            benchmark_rows.MATHVERSE | {"question_type": "free-form"},
+            (),
+            "each of its 1 rows needs a judge",
+        ),
+        (
+            "mathvista:",
+            benchmark_rows.MATHVISTA | {"decoded_image": None, "image": None},
+            (),
+            "row 0: it does not match",
+        ),
     ],
 )
 def test_sources_that_cannot_be_graded_are_refused(
-    row: dict[str, Any], arguments: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    row: dict[str, Any],
+    arguments: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = written(tmp_path, "rows.parquet", row)
-    assert main(["evaluate", f"data={file}", "out=out", *SHORT, *ENGINE, *arguments]) == 2
+    assert main(["evaluate", f"data={name}{file}", "out=out", *SHORT, *ENGINE, *arguments]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
