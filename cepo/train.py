@@ -328,7 +328,7 @@ def build_backend(
 
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
-    from cepo.report.tracked_credit import tracked_credit
+    from cepo.report.html_snippet import tracked_credit
     from cepo.run_folder.sinks.base import RunDescription
     from cepo.run_folder.sinks.tracker import build_tracker
 

@@ -31,7 +31,7 @@ from rich.console import Console
 from cepo.answers import decimal_value
 from cepo.errors import DataError
 from cepo.evaluation.benchmark_names import TITLES
-from cepo.evaluation.published import average
+from cepo.evaluation.comparison import average
 from cepo.evaluation.results import RESULTS_FILE, read_rows
 from cepo.evaluation.statistics import clustered_mean
 from cepo.files.safe_files import read_json

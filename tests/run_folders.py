@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from cepo.config import dump_config, load_config
-from cepo.report.tracked_credit import tracked_credit
+from cepo.report.html_snippet import tracked_credit
 from cepo.run_folder.own_records import remember_own_record
 from cepo.run_folder.pictures import png_bytes
 from cepo.run_folder.sinks.base import RunDescription

@@ -70,10 +70,9 @@ def make_credit_plan(
 
 def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     """Measures as planned and writes the results, or only counts the work; returns the last lines to print."""
-    from cepo.credit.credit_page import PAGE_FILE, credit_headline, write_credit_page
+    from cepo.credit.credit_page import PAGE_FILE, credit_headline, credit_tables, write_credit_page
     from cepo.credit.measurement import measured
     from cepo.credit.resources import opened
-    from cepo.credit.tables import credit_tables
     from cepo.hardware import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
     from cepo.run_folder.writing import write_atomically

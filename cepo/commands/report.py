@@ -71,8 +71,8 @@ def _watch(run: Path, out: Path | None) -> None:
 def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     """Prints the comparison of runs, or of evaluations and published tables, and writes it to the files `out`."""
     from cepo.commands.evaluate import print_pairs
+    from cepo.evaluation.comparison import is_scored, score_table
     from cepo.evaluation.evaluation_page import write_evaluations
-    from cepo.evaluation.published import is_scored, score_table
     from cepo.report.compare import compare_runs, write_comparison
     from cepo.report.drawing import save_figure
     from cepo.report.score_tables import TABLE_FORMATS, write_table

@@ -35,8 +35,11 @@ def show_credit(
         raise ConfigError("give config=FILE, which has the prompts, the method and its teachers, as microgeo/cepo does")
 
     from cepo.microgeo.world import with_embedded_world
-    from cepo.report.clip_table import clip_table
+    from cepo.report.clip_rates import clip_table
+    from cepo.report.credit_view import step_credit
     from cepo.report.page import write_report
+    from cepo.report.recorded_run import load_run
+    from cepo.run_folder.trace import read_rollouts
     from cepo.runtime.preflight import check_run
     from cepo.train import build_trainer
     from cepo.workers.checkpoint import load_weights
@@ -54,7 +57,8 @@ def show_credit(
             load_weights(trainer.backend.actor, actor)
         show(trainer, text)
     page = write_report(out)
-    rates = clip_table(out)
+    groups = list(read_rollouts(out))
+    rates = clip_table(step_credit(load_run(out), groups)) if groups else None
     if rates is not None:
         SafeConsole().print(rates)
     print_plain(f"page: {page}")

@@ -7,9 +7,10 @@ because the tokens of a problem's responses depend on each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy
 import torch
@@ -17,13 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cepo.algorithms import Estimator, statistics
-from cepo.config import RunConfig
+from cepo.credit.resources import Scoring
 from cepo.credit.truth import Numbers, Truth
 from cepo.data.batch import ScoringRow
 from cepo.data.prompts import ContextBuilder
 from cepo.files.trees import Tree
-from cepo.models.processing import Processing
-from cepo.rewards.pool import RewardPool
 from cepo.trainer.batches import ScoredBatch, scored_batch
 from cepo.trainer.planning import ScoringPlan, View, make_plan
 from cepo.trainer.rollout_groups import rollout_groups
@@ -47,31 +46,6 @@ class MethodSignal:
     label: str
     batch: ScoredBatch
     signal: TokenSignal
-
-
-class Scoring(Protocol):
-    """What scores responses: settings, a processor, a grader, and a model."""
-
-    @property
-    def config(self) -> RunConfig: ...
-    @property
-    def processing(self) -> Processing: ...
-    @property
-    def rewards(self) -> RewardPool: ...
-    @property
-    def backend(self) -> Scorer: ...
-
-
-class Scorer(Protocol):
-    """The part of a worker that scores rows."""
-
-    def score(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns each row's log-probs, (response length,)."""
-        ...
-
-    def score_teacher(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Does the same under the weights of a teacher that has its own."""
-        ...
 
 
 def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Scoring) -> list[MethodSignal]:
@@ -162,17 +136,14 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
         credits = at_measured_tokens(truth, method.signal.advantages)
         arms.append(Arm(method.label, "method", credits))
         arms += _controls(truth, method.label, credits, seed=seed)
-    evidence: list[Arm] = []
+    evidence: list[tuple[str, Numbers | None]] = []
     for method in signals:
-        belief = _belief(method, rollouts)
-        if belief is not None:
-            moves = numpy.diff(belief, axis=1)[truth.row, truth.token]
-            evidence.append(Arm(f"{method.label}: difference of belief", "evidence", moves))
-        delta = method.signal.diagnostics.get("delta")
-        if delta is not None:
-            evidence.append(Arm(f"{method.label}: delta", "evidence", at_measured_tokens(truth, delta)))
+        beliefs = _beliefs(truth, method, rollouts)
+        moves = None if beliefs is None else beliefs[1] - beliefs[0]
+        evidence.append((f"{method.label}: difference of belief", moves))
+        evidence.append((f"{method.label}: delta", _delta(truth, method)))
     # The first method, whose advantage is uniform, is followed by the baselines that multiply it.
-    return [arms[0], *baselines, *arms[1:], *_different(evidence)]
+    return [arms[0], *baselines, *arms[1:], *_evidence_arms(evidence)]
 
 
 def _controls(truth: Truth, label: str, credits: Numbers, *, seed: int) -> list[Arm]:
@@ -192,55 +163,52 @@ def _controls(truth: Truth, label: str, credits: Numbers, *, seed: int) -> list[
 
 
 def delta_arms(truth: Truth, signals: Sequence[MethodSignal]) -> list[Arm]:
-    """Returns the evidence delta of each method that has it; of methods with the same evidence the first."""
-    evidence: list[Arm] = []
-    for method in signals:
-        delta = method.signal.diagnostics.get("delta")
-        if delta is not None:
-            evidence.append(Arm(method.label, "evidence", at_measured_tokens(truth, delta)))
-    return _different(evidence)
+    """Returns the evidence delta of each method that has it."""
+    return _evidence_arms((method.label, _delta(truth, method)) for method in signals)
 
 
 def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
     """Returns the beliefs about prefixes: the smoothed pass rate of the other rollouts, and each method's belief."""
-    evidence: list[Arm] = []
+    evidence: list[tuple[str, Numbers | None]] = []
     for method in signals:
-        belief = _belief(method, rollouts)
-        if belief is not None:
-            evidence.append(Arm(method.label, "evidence", belief[truth.row, truth.token]))
-    pass_rate = _prior(rollouts).numpy()
-    pass_rate_of_tokens = pass_rate[truth.row]
-    baseline = Arm("pass rate of the others", "baseline", pass_rate_of_tokens)
-    return [baseline, *_different(evidence)]
+        before, _ = _beliefs(truth, method, rollouts) or (None, None)
+        evidence.append((method.label, before))
+    pass_rate = Arm("pass rate of the others", "baseline", _prior(rollouts).numpy()[truth.row])
+    return [pass_rate, *_evidence_arms(evidence)]
 
 
-def _different(arms: Sequence[Arm]) -> list[Arm]:
-    """Drops arms that have the numbers of an earlier arm, since methods may read the same evidence."""
-    different: list[Arm] = []
-    for arm in arms:
-        if not any(numpy.array_equal(arm.numbers, other.numbers) for other in different):
-            different.append(arm)
-    return different
+def _evidence_arms(evidence: Iterable[tuple[str, Numbers | None]]) -> list[Arm]:
+    """Returns the evidence that there is by its names; of methods that read the same evidence the first."""
+    arms: list[Arm] = []
+    for name, numbers in evidence:
+        if numbers is not None and not any(numpy.array_equal(numbers, earlier.numbers) for earlier in arms):
+            arms.append(Arm(name, "evidence", numbers))
+    return arms
 
 
-def _belief(method: MethodSignal, rollouts: Rollouts) -> Numbers | None:
-    """(B, T + 1), the believed probability of a correct answer before and after each token; None without evidence.
+def _delta(truth: Truth, method: MethodSignal) -> Numbers | None:
+    delta = method.signal.diagnostics.get("delta")
+    return None if delta is None else at_measured_tokens(truth, delta)
+
+
+def _beliefs(truth: Truth, method: MethodSignal, rollouts: Rollouts) -> tuple[Numbers, Numbers] | None:
+    """Returns the believed probability of a correct answer before and after each measured token; None without evidence.
 
     It is the `value` that a method records, with the last one repeated, or `b_t = sigmoid(logit p + sum_{s<t} delta_s)`
     for a recorded `delta`, with p the smoothed pass rate of the other rollouts.
     """
     diagnostics = method.signal.diagnostics
+    after_token = truth.token + 1
     if "value" in diagnostics:
-        values = diagnostics["value"].double().numpy()  # (B, T)
-        rows = numpy.arange(len(values))
+        belief = diagnostics["value"].double().numpy()  # (B, T)
         last_token = rollouts.response_mask.sum(dim=1).numpy() - 1
-        belief = numpy.pad(values, ((0, 0), (0, 1)))  # (B, T + 1)
-        belief[rows, last_token + 1] = values[rows, last_token]
-        return belief
-    if "delta" not in diagnostics:
+        after_token = numpy.minimum(after_token, last_token[truth.row])
+    elif "delta" in diagnostics:
+        delta = torch.nn.functional.pad(diagnostics["delta"], (0, 1))
+        belief = statistics.evidence_values(_prior(rollouts), delta).numpy()  # (B, T + 1)
+    else:
         return None
-    delta = torch.nn.functional.pad(diagnostics["delta"], (0, 1))
-    return statistics.evidence_values(_prior(rollouts), delta).numpy()
+    return belief[truth.row, truth.token], belief[truth.row, after_token]
 
 
 def _prior(rollouts: Rollouts) -> Tensor:
@@ -270,30 +238,11 @@ def pearson(numbers: Numbers, truth: Numbers) -> float:
     return float(numbers @ truth / scale) if scale > 1e-300 else numpy.nan
 
 
-def ranks(numbers: Numbers) -> Numbers:
-    """Returns ranks from 1; ties get the mean of their ranks."""
-    _, index, counts = numpy.unique(numbers, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return (last - (counts - 1) / 2)[index]
-
-
-def noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
-    """Returns the correlation with the noiseless truth: `cov(x, truth) / (sd(x) sqrt(cov(half 1, half 2)))`.
-
-    The noise of the two halves is independent, so their covariance is the variance of the noiseless truth. NaN if this
-    covariance is not positive, or if the numbers are constant.
-    """
-    between = numpy.cov(halves[0], halves[1])[0, 1]
-    deviation = numbers.std(ddof=1)
-    if between <= 0 or deviation <= 1e-150:
-        return numpy.nan
-    return float(numpy.cov(numbers, truth)[0, 1] / (deviation * numpy.sqrt(between)))
-
-
 def ceiling(truth: Numbers, halves: Numbers) -> float:
     """Returns the correlation that the noiseless truth would have with the measured one: `sqrt(cov(half 1, half 2)) / sd(truth)`.
 
-    No credit exceeds it but by chance. NaN if the halves do not agree, or the truth is constant.
+    The noise of the two halves is independent, so their covariance is the variance of the noiseless truth. No credit
+    exceeds the ceiling but by chance. NaN if the covariance is not positive, or the truth is constant.
     """
     between = numpy.cov(halves[0], halves[1])[0, 1]
     deviation = truth.std(ddof=1)
@@ -302,25 +251,21 @@ def ceiling(truth: Numbers, halves: Numbers) -> float:
     return float(numpy.sqrt(between) / deviation)
 
 
-def rank_noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
-    """Returns Spearman's correlation divided by the square root of the truth's reliability.
-
-    The reliability is `2 r / (1 + r)`, with r the rank correlation of the two halves. This Spearman-Brown formula is
-    exact for linear correlations and an approximation for ranks. NaN if r is not positive.
-    """
-    between = pearson(ranks(halves[0]), ranks(halves[1]))
-    if not between > 0:
-        return numpy.nan
-    return pearson(ranks(numbers), ranks(truth)) / numpy.sqrt(2 * between / (1 + between))
+def noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
+    """Returns the correlation with the noiseless truth, `pearson / ceiling`: `cov(x, truth) / (sd(x) sqrt(cov(halves)))`."""
+    return pearson(numbers, truth) / ceiling(truth, halves)
 
 
 def area_under_curve(numbers: Numbers, positive: NDArray[numpy.bool_]) -> float:
     """Returns the AUROC of the numbers for positive entries, ties counting half; NaN if all or none are positive."""
+    import pandas
+
     num_positive = int(positive.sum())
     num_other = int((~positive).sum())
     if not num_positive or not num_other:
         return numpy.nan
-    pairs_in_order = ranks(numbers)[positive].sum() - num_positive * (num_positive + 1) / 2
+    ranks = pandas.Series(numbers).rank().to_numpy()  # from 1; ties have the mean of their ranks
+    pairs_in_order = ranks[positive].sum() - num_positive * (num_positive + 1) / 2
     return float(pairs_in_order / (num_positive * num_other))
 
 
@@ -330,7 +275,6 @@ def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Fi
     - `auroc` measures how |credit| ranks the decisive tokens within a response, and `top_hit` whether the largest
       |credit| is at the largest |A*|. Both are means over responses with a decisive token.
     - `share_on_decisive` is the part of the sum of |credit| that is on decisive tokens.
-    - `sign_agreement` is the share of decisive tokens whose credit has the sign of A*.
     """
     is_decisive = numpy.abs(truth.credit) > DECISIVE
     size = numpy.abs(numbers)
@@ -351,16 +295,12 @@ def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Fi
         halves = truth.credit_halves[:, tokens]
         decisive = is_decisive[tokens]
         total = size[tokens].sum()
-        has_true_sign = numpy.sign(drawn) == numpy.sign(true)
         return {
             "pearson": pearson(drawn, true),
             "pearson_corrected": noise_corrected(drawn, true, halves),
-            "spearman": pearson(ranks(drawn), ranks(true)),
-            "spearman_corrected": rank_noise_corrected(drawn, true, halves),
             "auroc": _mean_of_defined(areas[tokens]),
             "top_hit": _mean_of_defined(hits[tokens]),
             "share_on_decisive": float(size[tokens][decisive].sum() / total) if total > 0 else numpy.nan,
-            "sign_agreement": float(has_true_sign[decisive].mean()) if decisive.any() else numpy.nan,
         }
 
     return bootstrap(truth.problem, metrics, seed=[seed, 3])
@@ -531,35 +471,35 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
 
     `gain` is (B, T), 0 on padding; `rows` are those of the responses that count, of which one is right.
     """
-    right_rows = [row for row in rows if rollouts.correct[row]]
-    wrong_rows = [row for row in rows if not rollouts.correct[row]]
-    figures_of_right = [_gains_of_quarters(gain, rollouts, row) for row in right_rows]
-    figures_of_wrong = gain[wrong_rows].double().sum(1, keepdim=True).tolist()
-    if not wrong_rows:  # an undefined figure
-        wrong_rows = [0]
-        figures_of_wrong = [[math.nan]]
-
-    def means(names: Sequence[str], table: Sequence[Sequence[float]], rows: Sequence[int]) -> dict[str, Figure]:
-        columns = numpy.array(table)
-        problems = numpy.array(rows) // rollouts.group_size
-
-        def metrics(entries: _Indices) -> dict[str, float]:
-            return dict(zip(names, columns[entries].mean(axis=0), strict=True))
-
-        return bootstrap(problems, metrics, seed=[seed, 5])
-
+    gains = gain.double().numpy()
+    of_right: dict[str, list[float]] = defaultdict(list)  # by figure, of each right response
+    of_wrong: list[float] = []
+    problems: dict[bool, list[int]] = {True: [], False: []}  # of right and of wrong responses
+    for row in rows:
+        number = row // rollouts.group_size
+        is_right = bool(rollouts.correct[row])
+        problems[is_right].append(number)
+        if not is_right:
+            of_wrong.append(float(gains[row].sum()))
+            continue
+        quarters = numpy.array_split(gains[row, : int(rollouts.response_mask[row].sum())], len(QUARTERS))
+        for name, quarter in zip(QUARTERS, quarters, strict=True):
+            of_right[name].append(float(quarter.sum()))
+        of_right["nats"].append(sum(of_right[name][-1] for name in QUARTERS))
+        pass_rate = float(rollouts.correct[list(rollouts.rows_of(number))].double().mean())
+        of_right["limit"].append(-math.log(pass_rate))
     return {
-        "responses": len(right_rows),
-        **means(("nats", *QUARTERS, "limit"), figures_of_right, right_rows),
-        **means(("wrong",), figures_of_wrong, wrong_rows),
+        "responses": len(problems[True]),
+        **_means(of_right, problems[True], seed=seed),
+        **_means({"wrong": of_wrong or [math.nan]}, problems[False] or [0], seed=seed),  # NaN is undefined
     }
 
 
-def _gains_of_quarters(gain: Tensor, rollouts: Rollouts, row: int) -> list[float]:
-    """Returns the gain of a right response, whole and by quarter, and -log p of its group's pass rate p."""
-    length = int(rollouts.response_mask[row].sum())
-    gains = gain[row, :length].double().numpy()
-    sums = [float(quarter.sum()) for quarter in numpy.array_split(gains, len(QUARTERS))]
-    group = list(rollouts.rows_of(row // rollouts.group_size))
-    pass_rate = float(rollouts.correct[group].double().mean())
-    return [sum(sums), *sums, -math.log(pass_rate)]
+def _means(columns: Mapping[str, Sequence[float]], problems: Sequence[int], *, seed: int) -> dict[str, Figure]:
+    """Returns the mean of each column, whose entries belong to these problems."""
+    arrays = {name: numpy.array(values) for name, values in columns.items()}
+
+    def metrics(entries: _Indices) -> dict[str, float]:
+        return {name: float(values[entries].mean()) for name, values in arrays.items()}
+
+    return bootstrap(numpy.array(problems), metrics, seed=[seed, 5])

@@ -1,4 +1,4 @@
-"""Writes the page of a measurement of credit: the answer in one sentence, a dot plot, and responses with their true credit."""
+"""Presents a measurement of credit: the answer in one sentence, tables, and a page with responses and their true credit."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from cepo.credit.agreement import QUARTERS
 from cepo.credit.measurement import TRACES_FILE
-from cepo.credit.tables import credit_tables, notes_on_work
 from cepo.credit.truth import read_whole
 from cepo.files.safe_files import LARGEST_IMAGE, read_bytes, read_objects
 from cepo.files.trees import Fields, Tree
-from cepo.report.coloured_tokens import ColouredRow, ColouredToken, coloured, unmeasured, visible
-from cepo.report.data_uri import data_uri
 from cepo.report.drawing import Chart, Series
-from cepo.report.html_page import CreditedResponse, Dot, DotPlot, Section, table_of_scores, write_page
+from cepo.report.html_page import Dot, DotPlot, Section, table_of_scores, write_page
+from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
+from cepo.report.shown_responses import (
+    ColouredRow,
+    ColouredToken,
+    CreditedResponse,
+    coloured,
+    data_uri,
+    response_title,
+    shown_problem,
+    unmeasured,
+    visible,
+)
 
 PAGE_FILE = "credit.html"
 _UNIFORM = "uniform"
@@ -23,6 +33,27 @@ _LEAST_PROBLEMS = 10
 """Of fewer problems no method is ranked: standard errors over problems say little."""
 _LEAST_FULL_COLOUR = 0.25
 """Of the true credit, full colour is the response's largest |A*|, but at least this."""
+_CREDIT = {
+    "pearson": "Pearson",
+    "pearson_corrected": "Pearson corrected",
+    "auroc": "AUROC",
+    "top_hit": "top-1 hit",
+    "share_on_decisive": "share on decisive",
+}
+_VALUE = {"pearson": "Pearson", "pearson_corrected": "Pearson corrected", "calibration_error": "calibration error"}
+_KNOWLEDGE = {
+    "nats": "nats",
+    **{quarter: f"{quarter} quarter" for quarter in QUARTERS},
+    "limit": "limit, -log p",
+    "wrong": "nats of wrong responses",
+}
+_CONTRAST = {"decisive": "on decisive tokens, nats", "noise": "noise on the others, nats", "ratio": "contrast to noise"}
+_PARTS = {
+    "knowledge": ("What teachers know of right and wrong responses, in nats per response", _KNOWLEDGE),
+    "credit": ("Credit of a token, against A*", _CREDIT),
+    "value": ("Value of a prefix, against V", _VALUE),
+    "contrast": ("Evidence of decisive tokens, against its noise", _CONTRAST),
+}
 
 
 def credit_headline(results: Fields) -> str:
@@ -99,9 +130,54 @@ def _fingerprint(row: Fields) -> str:
 
 
 def _with_error(figure: Fields) -> str:
-    if figure["error"] is None:
-        return f"{figure['value']:.2f}"
-    return f"{figure['value']:.2f} ± {figure['error']:.2f}"
+    return Cell(mean=figure["value"], error=figure["error"]).text(2)
+
+
+def credit_tables(results: Fields, *, with_kinds: bool = False) -> list[ScoreTable]:
+    """Returns the tables with 95 % intervals; an undefined figure has no cell. With kinds, a row's name ends with its kind."""
+    tables: list[ScoreTable] = []
+    for part, (title, headings) in _PARTS.items():
+        if part not in results:
+            continue
+        rows: list[TableRow] = []
+        for row in results[part]:
+            name = row["name"]
+            if with_kinds and "kind" in row:
+                name = f"{name} ({row['kind']})"
+            rows.append(TableRow(name=name, cells=_cells(row, headings)))
+        tables.append(
+            ScoreTable(
+                title=f"{title}, ± standard error over problems",
+                columns=[Column(name=heading, digits=3) for heading in headings.values()],
+                rows=rows,
+                notes=notes_on_work(results["counts"]) if part == "credit" else (),
+            )
+        )
+    return tables
+
+
+def _cells(row: Fields, headings: Mapping[str, str]) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {}
+    for name, heading in headings.items():
+        figure = row[name]
+        if figure["value"] is not None:
+            cells[heading] = Cell(
+                mean=figure["value"],
+                error=figure["error"],
+                low=figure["low"],
+                high=figure["high"],
+            )
+    return cells
+
+
+def notes_on_work(counts: Fields) -> list[str]:
+    share = counts["decisive_tokens"] / counts["tokens"]
+    return [
+        f"{counts['responses']} responses to {counts['problems']} problems, {counts['tokens']:,} tokens, of which "
+        f"{100 * share:.1f} % are decisive (|A*| > 0.25).",
+        f"{counts['continuations']:,} continuations of {counts['prefixes']:,} prefixes with {counts['tokens_sampled']:,} "
+        f"sampled tokens; {counts['share_right']:.3f} of all responses are right.",
+    ]
 
 
 def write_credit_page(results: Fields, out: Path) -> Path:
@@ -251,13 +327,12 @@ def _clearest_pair(traces: Sequence[Fields]) -> list[Fields]:
 
 
 def _credited(trace: Fields, folder: Path) -> CreditedResponse:
-    verdict = "Right" if trace["correct"] else "Wrong"
     image: str | None = None
     if trace["image"]:
         image = data_uri(read_bytes(folder / trace["image"], within=folder, largest=LARGEST_IMAGE))
     return CreditedResponse(
-        title=f"{verdict} response, reward {trace['reward']:.3g}",
-        problem=visible(trace["problem"].replace("<image>", "").strip()),
+        title=response_title(trace["correct"], trace["reward"]),
+        problem=shown_problem(trace["problem"]),
         ground_truth=visible(trace["ground_truth"]),
         image=image,
         rows=list(_rows_of(trace)),

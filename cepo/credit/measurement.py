@@ -108,28 +108,23 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     for arm in credit_arms(truth, rollouts, signals, seed=seed):
         figures = agreement.credit_figures(truth, arm.numbers, seed=seed)
         credit_rows.append({"name": arm.name, "kind": arm.kind, **figures})
-    oracle_of_credit = agreement.credit_figures(second_half, first_credit, seed=seed)
-    credit_rows.append({"name": _ORACLE, "kind": "control", **oracle_of_credit})
-
+    oracle = {"name": _ORACLE, "kind": "control"}
+    credit_rows.append(oracle | agreement.credit_figures(second_half, first_credit, seed=seed))
     value_rows: list[Tree] = []
     for arm in value_arms(truth, rollouts, signals):
         figures = agreement.value_figures(truth, arm.numbers, seed=seed)
         curve = agreement.calibration(arm.numbers, truth.value)
         value_rows.append({"name": arm.name, "kind": arm.kind, **figures, "calibration": curve})
-    contrast_rows: list[Tree] = []
-    log_probs = agreement.at_measured_tokens(truth, rollouts.sampled_log_probs)
-    for arm in agreement.delta_arms(truth, signals):
-        figures = agreement.contrast_figures(truth, arm.numbers, log_probs, seed=seed)
-        contrast_rows.append({"name": arm.name, **figures})
-    oracle_of_value = agreement.value_figures(second_half, first_value, seed=seed)
-    value_rows.append({"name": _ORACLE, "kind": "control", **oracle_of_value})
+    value_rows.append(oracle | agreement.value_figures(second_half, first_value, seed=seed))
     results: Tree = {
         "ceiling": agreement.credit_ceiling(truth, seed=seed),
         "credit": credit_rows,
         "value": value_rows,
     }
-    if contrast_rows:
-        results["contrast"] = contrast_rows
+    log_probs = agreement.at_measured_tokens(truth, rollouts.sampled_log_probs)
+    for arm in agreement.delta_arms(truth, signals):
+        figures = agreement.contrast_figures(truth, arm.numbers, log_probs, seed=seed)
+        results.setdefault("contrast", []).append({"name": arm.name, **figures})
     return results
 
 

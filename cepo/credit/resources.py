@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
 
 from cepo.algorithms import Estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
+from cepo.data.batch import ScoringRow
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.training_set import TrainingProblems, most_visuals, read_training_sets
 from cepo.errors import ConfigError
@@ -24,13 +28,34 @@ from cepo.workers.teacher_model import require_fitting_teacher
 from cepo.workers.worker import Worker, WorkerSpec
 
 
+class Scorer(Protocol):
+    """The part of a worker that scores rows."""
+
+    def score(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Returns each row's log-probs, (response length,)."""
+        ...
+
+    def score_teacher(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Does the same under the weights of a teacher that has its own."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class Scoring:
+    """What scores responses: settings, a processor, a grader, and a model."""
+
     config: RunConfig
     processing: Processing
+    rewards: RewardPool
+    backend: Scorer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session(Scoring):
+    """What samples responses beside scoring them."""
+
     problems: TrainingProblems
     contexts: ContextBuilder
-    rewards: RewardPool
     backend: Worker
     sampler: RolloutSampler
 

@@ -341,24 +341,15 @@ def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued:
         right = numpy.array(list(verdicts), dtype=float)
         return numpy.array([right.mean(), right[0::2].mean(), right[1::2].mean()])
 
-    rows: list[int] = []
-    tokens: list[int] = []
-    values_before: list[Numbers] = []
-    values_after: list[Numbers] = []
-    entropies: list[float] = []
-    for row, chosen_of_row in chosen.items():
-        for token in chosen_of_row:
-            rows.append(row)
-            tokens.append(token)
-            values_before.append(values(row, token))
-            values_after.append(values(row, token + 1))
-            entropies.append(continued[prefix_of(rollouts, row, token).name].entropy)
-    value = numpy.array(values_before).T  # (3, N): V and its halves
-    credit = numpy.array(values_after).T - value
+    measured = [(row, token) for row, tokens in chosen.items() for token in tokens]
+    rows, tokens = numpy.array(measured).T
+    value = numpy.array([values(row, token) for row, token in measured]).T  # (3, N): V and its halves
+    credit = numpy.array([values(row, token + 1) for row, token in measured]).T - value
+    entropies = [continued[prefix_of(rollouts, row, token).name].entropy for row, token in measured]
     return Truth(
-        problem=numpy.array(rows) // rollouts.group_size,
-        row=numpy.array(rows),
-        token=numpy.array(tokens),
+        problem=rows // rollouts.group_size,
+        row=rows,
+        token=tokens,
         value=value[0],
         credit=credit[0],
         value_halves=value[1:],

@@ -1,10 +1,10 @@
-"""Knows the format of each benchmark: by which columns it is recognised, how its rows are read, which scores it has."""
+"""Knows the format of each benchmark: which columns it needs, how its rows are read, which scores it has."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,8 @@ from cepo.data.tables import Rows, read_source
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation import formats
 from cepo.evaluation.benchmark_names import TITLES, NamedSource
-from cepo.evaluation.group_scores import hallusionbench_scores, wemath_scores
 from cepo.evaluation.lmms import LMMS_TASKS, SYSTEM_PROMPT
-from cepo.evaluation.statistics import Row
+from cepo.evaluation.statistics import Row, hallusionbench_scores, wemath_scores
 from cepo.files.trees import Fields, Tree, is_list
 from cepo.models.text_codec import IMAGE_MARK
 
@@ -24,20 +23,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """The format of one benchmark.
-
-    A source of it has all of `columns`. A source that is not named as a benchmark is taken for this one if it also has
-    all of `only_here`, columns that together no other public data set has; with None it never is, because its columns
-    are common. A source that is not named must not have the columns `without`.
-    """
+    """The format of one benchmark, whose sources have all of `columns`."""
 
     name: str
     columns: frozenset[str]
-    only_here: frozenset[str] | None
     images: tuple[str, ...]  # columns of the image, of which the first that a row has counts
     convert: Callable[[Fields], Tree]  # see `cepo.evaluation.formats`
     family: str = ""  # a further name, which several formats share
-    without: frozenset[str] = frozenset()
     needs_image: bool = True
     has_variants: bool = False  # rows of one cluster are variants of one question
     scores: Callable[[Sequence[Row]], Tree] | None = None  # of groups of rows
@@ -46,26 +38,14 @@ class Benchmark:
     def title(self) -> str:
         return TITLES[self.name]
 
-    def reads(self, columns: Iterable[str]) -> bool:
-        return self.columns <= set(columns)
-
-    def is_meant_by(self, columns: Iterable[str]) -> bool:
-        """Returns whether a source with these columns can be nothing else."""
-        if self.only_here is None or self.without & set(columns):
-            return False
-        return self.columns | self.only_here <= set(columns)
-
 
 _SPACE_AROUND_IMAGE = re.compile(rf"\s*{IMAGE_MARK}\s*")
 _QUESTION = frozenset({"question", "answer"})
-_JMMMU = frozenset({"image_1_license"})
-"""A column of JMMMU and JMMMU-Pro, which else have the columns of MMMU and MMMU-Pro."""
 _MMMU_PRO = frozenset({"id", "options", "answer", "subject"})
 BENCHMARKS = (
     Benchmark(
         name="dynamath",
         columns=frozenset({"id", "question", "ground_truth", "answer_type"}),
-        only_here=frozenset({"decoded_image"}),
         images=("decoded_image", "image"),
         convert=formats.dynamath,
         has_variants=True,
@@ -73,7 +53,6 @@ BENCHMARKS = (
     Benchmark(
         name="hallusionbench",
         columns=frozenset({"category", "subcategory", "set_id", "figure_id", "question_id", "question", "gt_answer"}),
-        only_here=frozenset(),
         images=("image",),
         convert=formats.hallusionbench,
         needs_image=False,
@@ -82,14 +61,12 @@ BENCHMARKS = (
     Benchmark(
         name="logicvista",
         columns=_QUESTION,
-        only_here=None,
         images=("image",),
         convert=formats.logicvista,
     ),
     Benchmark(
         name="mathverse",
         columns=_QUESTION | {"problem_index", "problem_version", "question_type"},
-        only_here=frozenset({"sample_index"}),
         images=("image",),
         convert=formats.mathverse,
         needs_image=False,
@@ -97,30 +74,24 @@ BENCHMARKS = (
     Benchmark(
         name="mathvision",
         columns=_QUESTION | {"options"},
-        only_here=frozenset({"decoded_image", "level", "subject"}),
         images=("decoded_image", "image"),
         convert=formats.mathvision,
     ),
     Benchmark(
         name="mathvista",
         columns=_QUESTION | {"question_type", "answer_type", "choices"},
-        only_here=frozenset({"pid", "precision"}),
         images=("decoded_image", "image"),
         convert=formats.mathvista,
     ),
     Benchmark(
         name="mmmu",
         columns=_QUESTION | {"options", "question_type", "image_1"},
-        only_here=frozenset({"id", "img_type", "topic_difficulty", "subfield"}),
-        without=_JMMMU,
         images=(),
         convert=formats.mmmu,
     ),
     Benchmark(
         name="mmmu_pro",
         columns=_MMMU_PRO | {"question", "image_1"},
-        only_here=frozenset({"img_type", "topic_difficulty"}),
-        without=_JMMMU | {"question_type"},
         images=(),
         convert=formats.mmmu_pro,
     ),
@@ -128,14 +99,12 @@ BENCHMARKS = (
         name="mmmu_pro_vision",
         family="mmmu_pro",
         columns=_MMMU_PRO | {"image"},
-        only_here=None,
         images=("image",),
         convert=formats.mmmu_pro_vision,
     ),
     Benchmark(
         name="wemath",
         columns=_QUESTION | {"ID", "key", "option"},
-        only_here=frozenset({"image_path"}),
         images=("image_path", "image"),
         convert=formats.wemath,
         scores=wemath_scores,
@@ -146,45 +115,29 @@ BENCHMARKS = (
 def opened(named: NamedSource, cells: CellRules) -> tuple[Rows, Benchmark | None]:
     """Reads the rows of a source, and returns them with their benchmark; None if they are the user's own.
 
-    A source is a benchmark's if it is named as one. Otherwise it is the user's own if it has the columns that
-    `data.prompt_key` and `data.answer_key` name. Otherwise its columns must identify one benchmark. Raises `ConfigError`
-    if they do not, or lack a column of the named benchmark, and as `read_source`.
+    A source is a benchmark's if it is named as one, and otherwise the user's own. Raises `ConfigError` if it lacks a column
+    of the benchmark, or those that `data.prompt_key` and `data.answer_key` name, and as `read_source`.
     """
     rows = read_source(named.source)
     columns = rows.column_names
     if named.name is not None:
         return rows, _format_of(named, columns)
     keys = [key.partition(".")[0] for key in (cells.prompt_key, cells.answer_key)]
-    candidates = recognised(columns)
     if set(keys) <= set(columns):
-        for benchmark in candidates:
-            logger.info("%s is read by data.prompt_key, although %s:SOURCE exists", named.source, benchmark.name)
         return rows, None
-    if len(candidates) == 1:
-        logger.info("%s has the columns of %s", named.source, candidates[0].title)
-        return rows, candidates[0]
-    if candidates:
-        meaning = f"those of {' and of '.join(benchmark.name for benchmark in candidates)}"
-    else:
-        meaning = "and they identify no benchmark"
     raise ConfigError(
         f"data={named.source} has no column data.prompt_key={cells.prompt_key} with data.answer_key={cells.answer_key}; its "
-        f"columns are {', '.join(columns)}, {meaning}. For your own data, name its columns: data.prompt_key=COLUMN "
+        f"columns are {', '.join(columns)}. For your own data, name its columns: data.prompt_key=COLUMN "
         f"data.answer_key=COLUMN data.image_key=COLUMN. For a benchmark, name it: NAME:{named.source} with one of "
         f"{', '.join(TITLES)}"
     )
-
-
-def recognised(columns: Sequence[str]) -> list[Benchmark]:
-    """Returns the benchmarks that alone are known to have these columns; several if they cannot be told apart."""
-    return [benchmark for benchmark in BENCHMARKS if benchmark.is_meant_by(columns)]
 
 
 def _format_of(named: NamedSource, columns: Sequence[str]) -> Benchmark:
     """Returns the format of the named benchmark that the columns have."""
     forms = [benchmark for benchmark in BENCHMARKS if named.name in (benchmark.name, benchmark.family)]
     for benchmark in forms:
-        if benchmark.reads(columns):
+        if benchmark.columns <= set(columns):
             return benchmark
     missing = [", ".join(sorted(benchmark.columns - set(columns))) for benchmark in forms]
     raise ConfigError(

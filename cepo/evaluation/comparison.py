@@ -1,17 +1,25 @@
-"""Compares two evaluations problem by problem."""
+"""Compares evaluations problem by problem, and puts them beside published figures in a table of the paper's form."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cepo.errors import DataError
-from cepo.evaluation.results import read_rows
-from cepo.evaluation.statistics import Estimate, Row, clustered_mean
+from cepo.evaluation.benchmark_names import TITLES
+from cepo.evaluation.results import RESULTS_FILE, read_rows, results_file
+from cepo.evaluation.statistics import Estimate, Row, clustered_mean, macro_average
+from cepo.files.safe_files import damaged_as, read_json
+from cepo.files.trees import Fields, Tree
+from cepo.report.comparison_sentence import sentence_of_two
+from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 
+_AVERAGE = "Average"
+_DIFFERENCE = "difference"
+_OTHER_COLUMNS = (_AVERAGE, _DIFFERENCE)
 _Problem = tuple[str, str, str]
 """A problem's identifier, its right answer, and its cluster."""
 
@@ -74,3 +82,107 @@ def _accuracies(rows: Sequence[Row]) -> dict[_Problem, float]:
         problem: sum(verdicts_of_problem) / len(verdicts_of_problem)
         for problem, verdicts_of_problem in verdicts.items()
     }
+
+
+def is_scored(name: str) -> bool:
+    """Returns whether a name is an evaluation's folder or a JSON table; otherwise it is a run."""
+    return name.endswith(".json") or (Path(name) / RESULTS_FILE).is_file()
+
+
+def score_table(names: Sequence[str]) -> ScoreTable:
+    """Returns a table of evaluations and published tables in the given order, with averages computed from their cells.
+
+    Each evaluation after the first also has its difference from the first, paired by problem. Raises `DataError` if a
+    name is neither an evaluation nor a table.
+    """
+    rows: list[TableRow] = []
+    notes: list[str] = []
+    headlines: list[str] = []
+    first: Path | None = None
+    for name in names:
+        if name.endswith(".json"):
+            rows += map(_averaged, _published(Path(name)))
+            continue
+        row = _averaged(_evaluated(Path(name)))
+        if first is not None:
+            pairs = compare_evaluations(first, Path(name))
+            row = replace(row, cells={**row.cells, _DIFFERENCE: _average_gain(pairs)})
+            headlines.append(headline_of_pairs(first.name, row.name, pairs))
+        first = first or Path(name)
+        rows.append(row)
+    columns = [Column(name=name, is_ranked=True) for name in (*_benchmarks_in(rows), _AVERAGE)]
+    if first is not None and any(_DIFFERENCE in row.cells for row in rows):
+        columns.append(Column(name=_DIFFERENCE, signed=True))
+        notes.append(f"The difference of averages is from {first.name}, paired by problem.")
+    title = "Accuracy in %, ± standard error; the average is the unweighted mean"
+    return ScoreTable(title=title, columns=columns, rows=rows, notes=notes, headline=" ".join(headlines))
+
+
+def _average_gain(pairs: Sequence[Paired]) -> Cell:
+    """Returns the mean over benchmarks of the paired differences, in percentage points."""
+    return _cell(macro_average([paired.difference for paired in pairs]), 100.0)
+
+
+def headline_of_pairs(first: str, second: str, pairs: Sequence[Paired]) -> str:
+    """Returns the result of two evaluations in one sentence, with the normal 95 % interval of the paired difference."""
+    mean_of_first = 100 * statistics.fmean(paired.first for paired in pairs)
+    mean_of_second = 100 * statistics.fmean(paired.second for paired in pairs)
+    what = f"the average of {len(pairs)} benchmarks"
+    if len(pairs) == 1:
+        what = TITLES.get(pairs[0].benchmark, pairs[0].benchmark)
+    means = f"{mean_of_second:.1f} % against {mean_of_first:.1f} % on {what}"
+    return sentence_of_two(first, second, means, _average_gain(pairs).with_interval())
+
+
+def _benchmarks_in(rows: Sequence[TableRow]) -> list[str]:
+    """Returns the benchmarks of which a row has a figure: known ones in their order, then others as they occur."""
+    names: dict[str, None] = {}  # in the order in which they occur
+    for row in rows:
+        names.update(dict.fromkeys(name for name in row.cells if name not in _OTHER_COLUMNS))
+    known = [title for title in TITLES.values() if title in names]
+    return list(dict.fromkeys([*known, *names]))
+
+
+def _published(path: Path) -> Iterator[TableRow]:
+    """Yields the rows of a table from `ScoreTable.as_json`, or of one in the same format."""
+    with damaged_as(path, "holds no table of `cepo compare --out FILE.json`"):
+        for row in read_json(path, dict)["rows"]:
+            cells = {name: cell for name, cell in row.items() if isinstance(cell, Mapping) and name != _DIFFERENCE}
+            values = {name: _cell(cell, 1.0) for name, cell in cells.items()}
+            yield TableRow(group=str(row["group"]), name=str(row["name"]), cells=values)
+
+
+def _evaluated(folder: Path) -> TableRow:
+    path = results_file(folder)
+    with damaged_as(path, "holds no result of cepo evaluate; evaluate the model again"):
+        results: Tree = read_json(path, dict, within=folder)
+        cells: dict[str, Cell] = {}
+        for name, figures in results["benchmarks"].items():
+            title = TITLES.get(str(name), str(name))
+            cells[title] = _cell(figures["accuracy"], 100.0)
+        return TableRow(group=str(results["model"]), name=folder.resolve().name, cells=cells)
+
+
+def _averaged(row: TableRow) -> TableRow:
+    return replace(row, cells={**_benchmarks(row), _AVERAGE: average(row)})
+
+
+def average(row: TableRow) -> Cell:
+    """Returns the `macro_average` of the benchmarks' cells; raises `DataError` if the row has none."""
+    cells = list(_benchmarks(row).values())
+    if not cells:
+        raise DataError(f"{row.group}, {row.name}: there is no benchmark to average; evaluate the model again")
+    return _cell(macro_average([vars(cell) for cell in cells]), 1.0)
+
+
+def _benchmarks(row: TableRow) -> dict[str, Cell]:
+    return {name: cell for name, cell in row.cells.items() if isinstance(cell, Cell) and name != _AVERAGE}
+
+
+def _cell(estimate: Fields, scale: float) -> Cell:
+    mean = None if estimate["mean"] is None else float(estimate["mean"])
+    error = None if estimate["error"] is None else float(estimate["error"])
+    is_plausible = mean is not None and abs(mean) <= 100 and 0 <= (error or 0) <= 100  # false for NaN
+    if mean is None or not is_plausible:
+        raise ValueError("neither a fraction nor a percentage")
+    return Cell(mean=scale * mean, error=None if error is None else scale * error)

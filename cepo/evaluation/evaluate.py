@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 from cepo.evaluation.benchmark_names import NamedSource, named_source
 from cepo.evaluation.protocols import Rules, rules_of
+from cepo.evaluation.results import free_name
 from cepo.files.safe_files import read_text
 from cepo.files.trees import Tree
 from cepo.hardware import require_usable_torch
@@ -84,7 +84,7 @@ def make_plan(options: Mapping[str, str], config: RunConfig, actor: Path | None,
     if not sources:
         raise ConfigError("there is nothing to evaluate on: give data=SOURCE; data.val_files is null")
     check_model_and_data(config.worker.actor.model.model_path, [source.source for source in sources])
-    out = Path(options["out"]) if "out" in options else _free_folder(name)
+    out = Path(options.get("out") or free_name(f"evaluations/{name}", lambda folder: Path(folder).exists()))
     if out.is_file():
         raise ConfigError(f"--out {out} is a file; give a new folder")
     if out.exists() and any(out.iterdir()):
@@ -101,20 +101,10 @@ def make_plan(options: Mapping[str, str], config: RunConfig, actor: Path | None,
     )
 
 
-def _free_folder(name: str) -> Path:
-    """Returns `evaluations/<name>`, with a number from 2 on if it exists."""
-    folder = Path("evaluations") / name
-    for number in itertools.count(2):
-        if not folder.exists():
-            break
-        folder = Path("evaluations") / f"{name}-{number}"
-    return folder
-
-
 def evaluate(plan: Plan) -> Tree:
     """Evaluates the model as planned and writes the results; returns the content of evaluation.json."""
     from cepo.data.training_set import most_visuals
-    from cepo.evaluation.lmms_export import export
+    from cepo.evaluation.lmms import exported_log, write_log
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
     from cepo.evaluation.tasks import asker_of, engine, graded_rows
     from cepo.run_folder.writing import LineFile
@@ -142,7 +132,8 @@ def evaluate(plan: Plan) -> Tree:
                     rows.append(row)
             benchmarks[task.name] = {"source": str(source), **_figures(task, rows, config, plan.rules)}
             if plan.exports_lmms and task.benchmark is not None:
-                export(plan.out, task, rows, config)
+                log = exported_log(task.benchmark.name, rows, num_rows=task.num_rows, model=model.model_path)
+                write_log(plan.out / "lmms-eval" / task.name, log)
         return write_results(plan.out, _description(plan, config, generator.name), benchmarks)
 
 

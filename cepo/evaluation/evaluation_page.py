@@ -16,6 +16,7 @@ from cepo.files.safe_files import damaged_as, read_json
 from cepo.files.trees import Fields
 from cepo.report.html_page import Result, Section, Table, write_page
 from cepo.report.samples import Sample, samples_table
+from cepo.report.score_tables import Cell
 
 _MOST_VALUES = 40
 """The largest number of values of a category that a terminal shows."""
@@ -81,12 +82,9 @@ def _further_figures(figures: Fields, *, is_whole: bool) -> Iterator[tuple[str, 
             yield label, str(number), ""
 
 
-def percent(estimate: Fields, *, sign: str = "") -> str:
+def percent(estimate: Fields, *, signed: bool = False) -> str:
     """Formats an estimate in percent, such as `43.4 ± 1.2`, without the error if there is none."""
-    mean = f"{100 * estimate['mean']:{sign}.1f}"
-    if estimate["error"] is None:
-        return mean
-    return f"{mean} ± {100 * estimate['error']:.1f}"
+    return Cell(mean=estimate["mean"], error=estimate["error"]).percent.text(signed=signed)
 
 
 def comparison_rows(comparisons: Sequence[Paired]) -> Iterator[list[str]]:
@@ -104,7 +102,7 @@ def comparison_rows(comparisons: Sequence[Paired]) -> Iterator[list[str]]:
 
 
 def _comparison_row(name: str, count: str, first: float, second: float, difference: Fields) -> list[str]:
-    return [name, count, f"{100 * first:.1f}", f"{100 * second:.1f}", percent(difference, sign="+")]
+    return [name, count, f"{100 * first:.1f}", f"{100 * second:.1f}", percent(difference, signed=True)]
 
 
 def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
@@ -177,7 +175,7 @@ def _results(results: Fields) -> Iterator[Result]:
 def _changes(first: Path, second: Path) -> Iterator[Result]:
     for paired in compare_evaluations(first, second):
         yield Result(
-            value=f"{percent(paired.difference, sign='+')} points",
+            value=f"{percent(paired.difference, signed=True)} points",
             name=f"on {paired.benchmark}",
             change=f"from {100 * paired.first:.1f} % to {100 * paired.second:.1f} %",
             details=f"paired over {paired.num_problems:,} problems",

@@ -6,7 +6,7 @@ A converter returns what differs from the defaults of `cepo.evaluation.benchmark
 - `answer`, and for `cepo.rewards.benchmark` also `answer_kind`, `choices`, `tolerance`, `decimals`, `alternatives`;
 - `cluster`: rows with the same one are dependent;
 - `categories`: values by the name of the category, by which accuracies are also given;
-- `groups`: what the benchmark's own scores (`cepo.evaluation.group_scores`) need to know of the row.
+- `groups`: what the benchmark's own scores (`cepo.evaluation.statistics`) need to know of the row.
 
 The columns are those of the data sets that the benchmarks' authors and lmms-eval publish (lmms-eval 75571cf,
 lmms_eval/tasks/*; github.com/lupantech/MathVista, ZrrSkywalker/MathVerse, MMMU-Benchmark/MMMU,
@@ -24,6 +24,7 @@ from typing import Any, cast
 from cepo.answers import LETTERS, chosen, kind_of
 from cepo.data.row_parser import cell_text
 from cepo.errors import DataError
+from cepo.evaluation.statistics import WEMATH_STEPS
 from cepo.files.trees import Fields, Tree, is_list, is_mapping
 from cepo.models.text_codec import IMAGE_MARK
 from cepo.rewards.benchmark import options_in_text
@@ -36,9 +37,6 @@ _MMMU_ID = re.compile(r"(?:dev|validation|test)_(?P<subject>.+)_\d+")
 _DECIMALS = re.compile(r"\d{1,3}(?:\.0*)?", re.ASCII)
 _MOST_DECIMALS = 15
 _MOST_IMAGES = 7
-
-WEMATH_STEPS = {"2steps": 2, "3steps": 3}
-"""The number of one-step rows in a group, by the beginning of the rows' `key`."""
 
 DISCIPLINES = {
     "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
@@ -201,12 +199,10 @@ def mathvista(row: Fields) -> Tree:
     unit = optional_text(row, "unit")
     if unit:
         question += f" (Unit: {unit})"
-    metadata = row.get("metadata")
-    about: Fields = metadata if is_mapping(metadata) else {}
     usual: Tree = {
         "categories": {
             **_categories(row, "question_type", "answer_type"),
-            **_categories(about, "task", "category", "context", "grade", "skills"),
+            **_categories(_metadata(row), "task", "category", "context", "grade", "skills"),
         }
     }
     if question_type == "multi_choice":
@@ -240,8 +236,6 @@ def mathverse(row: Fields) -> Tree:
     answer = text(row, "answer")
     if question_type not in ("multi-choice", "free-form"):
         raise DataError(f"question_type is {question_type!r}; accepted: multi-choice, free-form")
-    metadata = row.get("metadata")
-    about: Fields = metadata if is_mapping(metadata) else {}
     usual: Tree = {
         "problem": question,
         "answer": answer,
@@ -249,7 +243,7 @@ def mathverse(row: Fields) -> Tree:
         "cluster": text(row, "problem_index"),
         "categories": {
             **_categories(row, "problem_version", "question_type"),
-            **_categories(about, "subject", "subfield"),
+            **_categories(_metadata(row), "subject", "subfield"),
         },
     }
     if question_type == "multi-choice":
@@ -281,6 +275,11 @@ def hallusionbench(row: Fields) -> Tree:
             "figure": f"{of_set}/{figure}" if has_figure else "",
         },
     }
+
+
+def _metadata(row: Fields) -> Fields:
+    metadata = row.get("metadata")
+    return metadata if is_mapping(metadata) else {}
 
 
 def options_below(options: Sequence[str]) -> str:

@@ -1,4 +1,8 @@
-"""Holds lmms-eval's protocol: the task of each benchmark, its prompt and its limit of tokens.
+"""Holds lmms-eval's protocol: the task of each benchmark, its prompt and its limit of tokens, and the log of responses.
+
+The log has one record for each row of the data set, as `python3 -m lmms_eval --model from_log` reads it (lmms-eval
+75571cf, lmms_eval/models/simple/from_log.py): `doc_id`, the row's number; `doc`; `target`; `resps`, a list of one list of
+responses, of which the first is scored; and `filtered_resps`.
 
 Source: lmms-eval at 75571cf (2026-08-06), lmms_eval/tasks/*/reasoning, whose prompts are facts of the protocol and are
 therefore given word for word. Adopted from lmms-eval, https://github.com/EvolvingLMMs-Lab/lmms-eval. The original
@@ -7,15 +11,20 @@ copyright: Copyright (c) 2025 LMMs-Lab, licensed under the Apache License, Versi
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cepo.answers import LETTERS
 from cepo.errors import DataError
 from cepo.evaluation.formats import listed, optional_text, text, whole_number
 from cepo.evaluation.protocols import LMMS_LIMIT
-from cepo.files.trees import Fields
+from cepo.evaluation.statistics import Row
+from cepo.files.trees import Fields, Tree
 from cepo.models.text_codec import IMAGE_MARK
+from cepo.run_folder.writing import write_atomically
 
 SYSTEM_PROMPT = (
     "You are a helpful assistant. When the user asks a question, your response must include two parts: "
@@ -125,3 +134,36 @@ LMMS_TASKS = {
     "wemath": LmmsTask(name="wemath_testmini_reasoning", prompt=_wemath),
 }
 """The task of each benchmark."""
+
+
+def write_log(folder: Path, log: Tree) -> None:
+    """Writes an `exported_log` into a new folder, under the name of its task."""
+    folder.mkdir(parents=True)
+    path = folder / f"{log['model_configs']['task']}.json"
+    write_atomically(path, json.dumps(log, indent=1, ensure_ascii=False) + "\n")
+
+
+def exported_log(benchmark: str, rows: Sequence[Row], *, num_rows: int, model: str) -> Tree:
+    """Returns the log of responses to a benchmark whose source has `num_rows` rows.
+
+    lmms-eval asks for a response to every row of its data set, so a row that was left out has an empty one.
+    """
+    by_problem: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_problem[int(row["problem_id"])].append(row)
+    return {
+        "args": {"model": model, "model_args": "", "limit": None},
+        "model_configs": {"task": LMMS_TASKS[benchmark].name},
+        "logs": [_record(number, by_problem[number]) for number in range(num_rows)],
+    }
+
+
+def _record(number: int, rows: Sequence[Row]) -> Tree:
+    responses = [row["response"] for row in rows] or [""]
+    return {
+        "doc_id": number,
+        "doc": {"problem": rows[0]["problem"]} if rows else {},
+        "target": rows[0]["ground_truth"] if rows else "",
+        "resps": [responses],
+        "filtered_resps": [responses[0]],
+    }

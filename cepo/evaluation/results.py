@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 from cepo.errors import DataError
@@ -33,6 +34,16 @@ def results_file(folder: Path) -> Path:
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
         )
     return folder / RESULTS_FILE
+
+
+def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
+    """Returns the name, with a number from 2 on if it is taken."""
+    free = name
+    number = 1
+    while is_taken(free):
+        number += 1
+        free = f"{name}-{number}"
+    return free
 
 
 def read_rows(folder: Path) -> dict[str, list[Row]]:

@@ -20,6 +20,7 @@ from cepo.evaluation.benchmark_names import NamedSource, is_name
 from cepo.evaluation.benchmarks import Benchmark, converted, opened
 from cepo.evaluation.lmms import LMMS_TASKS
 from cepo.evaluation.protocols import Rules
+from cepo.evaluation.results import free_name
 from cepo.files.temp_folders import OwnFolder
 from cepo.files.trees import Tree
 from cepo.models.pretrained import read_quantization
@@ -89,22 +90,12 @@ def read_task(
         problems = ProblemSet(source.source, converted_data, processing, rows=prepared)
         name = benchmark.name
     return Task(
-        name=_free_name(name, taken_names),
+        name=free_name(name, lambda taken: taken in taken_names),
         problems=problems,
         benchmark=benchmark,
         num_rows=len(rows),
         num_judged=num_judged,
     )
-
-
-def _free_name(name: str, taken_names: Collection[str]) -> str:
-    """Returns the name, with a number from 2 on if it is taken."""
-    free_name = name
-    number = 1
-    while free_name in taken_names:
-        number += 1
-        free_name = f"{name}-{number}"
-    return free_name
 
 
 def _own_name(source: str) -> str:

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback
 
+from cepo.credit.resources import Scoring
 from cepo.data.batch import ScoringRow
 from cepo.errors import CepoError, ConfigError, DataError
 from cepo.look.contrast import (
-    OpenedModel,
     chosen_groups,
     config_of_model,
     contrast_sections,
-    known_nats,
     scored_by,
     text_only,
 )
@@ -122,15 +122,12 @@ class CreditCallback(TrainerCallback):
         if self._pool is None:
             self._pool = RewardPool(config.worker.reward)
             self._stack.callback(self._pool.close)
-        session = OpenedModel(config=config, processing=processing, rewards=self._pool, backend=_LiveModel(model))
+        session = Scoring(config=config, processing=processing, rewards=self._pool, backend=_LiveModel(model))
         scored = scored_by(session, groups)
-        figures = {
-            "look/known_nats": known_nats(scored),
-            "look/separation": scored.separation,
-        }
+        if scored.known is not None:
+            self._figures["look/known_nats"] = scored.known
         if scored.noise is not None:
-            figures |= {"look/noise_nats": scored.noise.nats, "look/standing_out": scored.noise.for_outcome}
-        self._figures |= {name: value for name, value in figures.items() if value is not None}
+            self._figures |= {"look/noise_nats": scored.noise.nats, "look/standing_out": scored.noise.for_outcome}
         return contrast_sections(scored)
 
 
@@ -155,10 +152,7 @@ class _LiveModel:
         return self.score(rows)
 
     def _of_row(self, row: ScoringRow) -> Tensor:
-        context = row.context.token_ids
-        response = torch.as_tensor(row.response_ids.copy(), dtype=torch.long, device=self._model.device)  # (T,)
-        prompt = torch.tensor(context, device=self._model.device)
-        input_ids = torch.cat([prompt, response]).unsqueeze(0)
-        logits = self._model(input_ids=input_ids, use_cache=False).logits[0, len(context) - 1 : -1]  # (T, V)
-        log_probs = logits.float().log_softmax(dim=-1).gather(1, response.unsqueeze(1)).squeeze(1)
-        return log_probs.cpu()
+        tokens = torch.tensor([*row.context.token_ids, *row.response_ids.tolist()], device=self._model.device)
+        start = len(row.context.token_ids)
+        logits = self._model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0, start - 1 : -1]  # (T, V)
+        return -cross_entropy(logits.float(), tokens[start:], reduction="none").cpu()

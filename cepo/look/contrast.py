@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,19 +13,19 @@ from PIL import Image
 from torch import Tensor
 
 from cepo.algorithms import Estimator, build_estimator, statistics
-from cepo.algorithms.evidence import beliefs
 from cepo.config import RunConfig, load_config
-from cepo.credit.agreement import FIRST_STEP, MethodSignal, Scorer, Scoring, knowledge, signals_of
+from cepo.credit.agreement import FIRST_STEP, knowledge, signals_of
+from cepo.credit.resources import Scoring
 from cepo.data.images import open_image
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.errors import DataError
 from cepo.files.safe_files import LARGEST_IMAGE, read_bytes
-from cepo.files.trees import Tree
-from cepo.models.processing import Processing, load_processing
-from cepo.report.data_uri import data_uri
-from cepo.report.html_page import CreditedResponse, Section
+from cepo.models.processing import load_processing
+from cepo.report.credit_view import beliefs_of
+from cepo.report.html_page import Section
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
 from cepo.report.responses import ResponseGroup
+from cepo.report.shown_responses import CreditedResponse, data_uri, response_title
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
 from cepo.run_folder.trace import GroupRecord
@@ -64,26 +63,15 @@ class ContrastNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredGroups:
-    """Groups with the contrast of each token, and what the teachers know: see `cepo.credit.agreement.known`.
+    """Groups with the contrast of each token.
 
-    `beliefs` are `cepo.algorithms.evidence.beliefs`, P(right) before each token, by the place of a response in its group.
+    `known` is how many nats the teacher with the right answer knows of a right response (`cepo.credit.agreement.known`);
+    None if it has read nothing.
     """
 
     groups: Sequence[GroupRecord]
-    beliefs: Sequence[Mapping[int, Sequence[float]]]
-    knowledge: Sequence[Tree]
-    separation: float | None
+    known: float | None
     noise: ContrastNoise | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenedModel:
-    """A model with what its evidence needs beside it."""
-
-    config: RunConfig
-    processing: Processing
-    rewards: RewardPool
-    backend: Scorer
 
 
 def scored_groups(groups: Sequence[ResponseGroup], model: str, *, responses: int) -> ScoredGroups:
@@ -112,7 +100,7 @@ def text_only(groups: Sequence[ResponseGroup]) -> list[ResponseGroup]:
 
 
 @contextlib.contextmanager
-def opened(model: str, *, longest: int) -> Iterator[OpenedModel]:
+def opened(model: str, *, longest: int) -> Iterator[Scoring]:
     """Opens a model folder, a hub name or global_step_<N> of a run, in float32 on a processor."""
     actor_folder: Path | None = None
     settings = [*_SETTINGS, f"data.max_response_length={longest + 1}"]
@@ -139,7 +127,7 @@ def opened(model: str, *, longest: int) -> Iterator[OpenedModel]:
         if actor_folder is not None:
             load_weights(actor, actor_folder)
     with contextlib.closing(RewardPool(config.worker.reward)) as rewards:
-        yield OpenedModel(config=config, processing=processing, rewards=rewards, backend=actor)
+        yield Scoring(config=config, processing=processing, rewards=rewards, backend=actor)
 
 
 def config_of_model(model: str, settings: Sequence[str] = _SETTINGS) -> RunConfig:
@@ -156,23 +144,12 @@ def scored_by(session: Scoring, groups: Sequence[ResponseGroup]) -> ScoredGroups
         signal, *_ = signals_of(rollouts, {_METHOD: method}, session)
     in_order = group_records(signal.batch, signal.signal, session.processing, method.views, len(groups))
     records = [replace(record, step=group.step) for record, group in zip(in_order, groups, strict=True)]
+    rows = knowledge([signal], rollouts, seed=session.config.trainer.seed)
     return ScoredGroups(
         groups=records,
-        beliefs=_beliefs(signal, records),
-        knowledge=knowledge([signal], rollouts, seed=session.config.trainer.seed),
-        separation=_separation(records),
+        known=next((row["nats"]["value"] for row in rows if row["name"].endswith("correct")), None),
         noise=contrast_noise(signal.batch, signal.signal.diagnostics["delta"]),
     )
-
-
-def _beliefs(signal: MethodSignal, groups: Sequence[GroupRecord]) -> list[dict[int, list[float]]]:
-    """Returns P(right) before each token, by place in each group. A response that alone is right reads its own answer."""
-    values = iter(beliefs(signal.batch))  # of each response, (T,)
-    believed: list[dict[int, list[float]]] = []
-    for group in groups:
-        of_group = {place: next(values)[: len(each.tokens)].tolist() for place, each in enumerate(group.rollouts)}
-        believed.append(of_group)
-    return believed
 
 
 def _rollouts_of(groups: Sequence[ResponseGroup], session: Scoring, method: Estimator) -> Rollouts:
@@ -235,85 +212,52 @@ def contrast_noise(batch: TokenBatch, delta: Tensor) -> ContrastNoise | None:
     )
 
 
-def _separation(groups: Sequence[GroupRecord]) -> float | None:
-    """Returns `(mean of delta over right responses' tokens - over wrong ones') / sd of delta`; None if it is undefined.
-
-    It is not the contrast-to-noise ratio of `cepo credit`, which needs the true credit of each token; see `ContrastNoise`.
-    """
-    by_verdict: dict[bool, list[float]] = {True: [], False: []}
-    for group in groups:
-        for rollout in group.rollouts:
-            by_verdict[rollout.right] += rollout.delta or []
-    right, wrong = (torch.tensor(by_verdict[verdict], dtype=torch.float64) for verdict in (True, False))
-    spread = float(torch.cat([right, wrong]).std()) if len(right) + len(wrong) > 1 else 0.0
-    if not len(right) or not len(wrong) or spread == 0 or not math.isfinite(spread):
-        return None
-    return float(right.mean() - wrong.mean()) / spread
-
-
 def contrast_sections(scored: ScoredGroups) -> list[Section]:
     """Returns the parts of a page with the clearest pair, and with all responses that were scored."""
-    pairs = zip(scored.groups, scored.beliefs, strict=True)
-    ranked = sorted(pairs, key=lambda pair: clearest_pair(pair[0].rollouts)[0], reverse=True)
-    group, believed = ranked[0]
-    clearest = contrast_of(group, clearest_pair(group.rollouts)[1], method=_METHOD, beliefs=believed)
+    ranked = sorted(scored.groups, key=lambda group: clearest_pair(group.rollouts)[0], reverse=True)
+    _, places = clearest_pair(ranked[0].rollouts)
+    clearest = contrast_of(ranked[0], places, method=_METHOD, beliefs=beliefs_of(ranked[0]))
     note = (
         f"Blue is credit, orange blame: a token that the right answer of the group makes likelier than a wrong one. "
         f"The colours reach from {clearest.low:.2f} to {clearest.high:.2f} times {clearest.uniform}. "
         f"{_BELIEF_NOTE}"
     )
-    others: list[CreditedResponse] = []
-    for each, believed_of_each in ranked:
-        places = range(len(each.rollouts))
-        others += _shown(contrast_of(each, places, method=_METHOD, beliefs=believed_of_each), each)
+    responses: list[CreditedResponse] = []
+    for group in ranked:
+        places_of_group = range(len(group.rollouts))
+        contrast = contrast_of(group, places_of_group, method=_METHOD, beliefs=beliefs_of(group))
+        responses += _shown(contrast, group)
     return [
         Section(
             title="The clearest pair, token by token",
             notes=[clearest.sentence, note, gauge(scored)],
-            responses=list(_shown(clearest, group)),
+            responses=list(_shown(clearest, ranked[0])),
             closed=False,
         ),
-        Section(
-            title="All scored responses",
-            responses=others,
-        ),
+        Section(title="All scored responses", responses=responses),
     ]
-
-
-def known_nats(scored: ScoredGroups) -> float | None:
-    """Returns how many nats the teacher with the right answer knows of a right response; None if it has read nothing."""
-    for row in scored.knowledge:
-        if row["name"].endswith("correct"):
-            return row["nats"]["value"]
-    return None
 
 
 def gauge(scored: ScoredGroups) -> str:
     """Returns in a sentence what the teachers know of the responses."""
-    parts: list[str] = []
-    known = known_nats(scored)
-    if known is not None:
-        parts.append(f"the teacher with the right answer knows {known:.2f} nats of a right response")
-    if scored.separation is not None:
-        parts.append(
-            f"the contrast of a token in right and in wrong responses is {scored.separation:.2f} standard deviations apart"
-        )
+    if scored.known is None:
+        return "The teachers read nothing: no response states an answer."
+    sentence = f"The teacher with the right answer knows {scored.known:.2f} nats of a right response"
     noise = scored.noise
-    if parts and noise is not None:
-        parts.append(
-            f"its noise is {noise.nats:.2f} nats, and of the tokens that had an alternative {100 * noise.for_outcome:.0f} % "
-            f"exceed it twice for the outcome, {100 * noise.against_outcome:.0f} % against it"
-        )
-    return f"{'; '.join(parts).capitalize()}." if parts else "The teachers read nothing: no response states an answer."
+    if noise is None:
+        return f"{sentence}."
+    return (
+        f"{sentence}; the noise of a token's contrast is {noise.nats:.2f} nats, and of the tokens that had an alternative "
+        f"{100 * noise.for_outcome:.0f} % exceed it twice for the outcome, {100 * noise.against_outcome:.0f} % against it."
+    )
 
 
 def _shown(contrast: Contrast, group: GroupRecord) -> Iterator[CreditedResponse]:
     """Yields the responses of a group, the first one with the image of its problem."""
     image = data_uri(group.images[0]) if group.images else None
     for side in contrast.sides:
-        verdict = "✓ Right" if side.verdict == "right" else "✗ Wrong"
         yield CreditedResponse(
-            title=f"{verdict} response, step {contrast.step}, reward {side.reward:.3g}",
+            title=response_title(side.verdict == "right", side.reward, step=contrast.step),
             problem=contrast.problem,
             ground_truth=contrast.ground_truth,
             image=image,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cepo.errors import CepoError
@@ -12,12 +13,13 @@ from cepo.files.safe_files import LARGEST_IMAGE, read_bytes
 from cepo.files.trees import Fields
 from cepo.look.reading import SeenRollouts
 from cepo.look.text_pair import clearest_pair_section
-from cepo.report.data_uri import data_uri
+from cepo.report.charts import LENGTH, chart_sections, charts_of
 from cepo.report.diagnosis import NOTHING_FOUND, Finding, Observed
-from cepo.report.drawing import Chart, Series
+from cepo.report.drawing import Chart
 from cepo.report.findings import findings_section
 from cepo.report.html_page import Result, Section, Table, write_page
-from cepo.report.responses import RecordedResponse, ResponseGroup, by_step
+from cepo.report.responses import RecordedResponse, ResponseGroup
+from cepo.report.shown_responses import data_uri, verdict
 
 _MOST_CHARACTERS = 3_000_000
 """Of the responses on a page, with their prompts; of more, groups evenly spread over the run are shown."""
@@ -35,6 +37,10 @@ def write_look_page(
     if pair is not None:
         sections.append(pair)
     shown = _spread(observed.groups)
+    charts: list[Chart] = []
+    for chart in charts_of(observed.metrics):
+        unit = "tokens or characters" if chart.title == LENGTH else chart.unit
+        charts.append(replace(chart, unit=unit))
     return write_page(
         path,
         title=seen.place.resolve().name,
@@ -43,7 +49,7 @@ def write_look_page(
         results=list(_results(observed)),
         sections=[
             *sections,
-            Section(title="Curves", charts=list(_charts(observed)), closed=False),
+            *chart_sections(charts),
             Section(title="Responses", tables=[_responses_table(shown, len(observed.responses))], closed=False),
             Section(title="Groups", tables=[_groups_table(shown, len(observed.groups))]),
         ],
@@ -77,85 +83,13 @@ def _results(observed: Observed) -> Iterator[Result]:
         )
 
 
-def _charts(observed: Observed) -> Iterator[Chart]:
-    yield Chart(
-        title="Reward", unit="per response", series=_reward_series(observed), note="the band is one standard deviation"
-    )
-    states = [
-        _series(observed, f"groups/{name}", label)
-        for name, label in (("mixed", "mixed"), ("all_right", "all right"), ("all_wrong", "all wrong"))
-    ]
-    yield Chart(title="Groups", unit="fraction of groups", series=[series for series in states if series.steps])
-    yield Chart(
-        title="Length",
-        unit="tokens or characters",
-        series=_length_series(observed),
-        note="the band reaches from the shortest to the longest",
-    )
-    for title, unit, name in (
-        ("Responses cut by the length limit", "fraction", "response_length/clip_ratio"),
-        ("Entropy", "nats per token", "rollout/entropy"),
-        ("Log-prob gap of sampler and trainer", "nats", "rollout/log_prob_gap_mean"),
-    ):
-        series = _series(observed, name, title.lower())
-        if series.steps:
-            yield Chart(title=title, unit=unit, series=[series])
-
-
-def _series(observed: Observed, name: str, label: str) -> Series:
-    values = dict(sorted(observed.metrics.get(name, {}).items()))
-    return Series(label=label, steps=list(values), values=list(values.values()), help=name)
-
-
-def _reward_series(observed: Observed) -> list[Series]:
-    series = [_banded(observed, "reward", lambda response: response.reward, by_deviation=True)]
-    names = dict.fromkeys(name for response in observed.sample for name in response.parts)
-    for name in names if len(names) > 1 else ():
-        series.append(_banded(observed, name, lambda response, name=name: response.parts.get(name, math.nan)))
-    return series
-
-
-def _length_series(observed: Observed) -> list[Series]:
-    return [_banded(observed, "length", lambda response: float(response.length), by_range=True)]
-
-
-def _banded(
-    observed: Observed,
-    label: str,
-    of: Callable[[RecordedResponse], float],
-    *,
-    by_deviation: bool = False,
-    by_range: bool = False,
-) -> Series:
-    """Returns the mean of a number of the responses by step, with a band if asked."""
-    means: dict[int, float] = {}
-    low: list[float] = []
-    high: list[float] = []
-    for step, groups in by_step(observed.groups).items():
-        numbers = [of(response) for group in groups for response in group.responses]
-        numbers = [number for number in numbers if not math.isnan(number)] or [math.nan]
-        means[step] = statistics.fmean(numbers)
-        deviation = statistics.pstdev(numbers) if by_deviation else 0.0
-        low.append(min(numbers) if by_range else means[step] - deviation)
-        high.append(max(numbers) if by_range else means[step] + deviation)
-    has_band = by_deviation or by_range
-    return Series(
-        label=label,
-        steps=list(means),
-        values=list(means.values()),
-        low=low if has_band else (),
-        high=high if has_band else (),
-    )
-
-
 def _responses_table(groups: Sequence[ResponseGroup], total: int) -> Table:
     pictures: dict[str, str] = {}  # data URIs by name
     rows: list[Sequence[str | float | Fields]] = []
     for group in groups:
         for response in group.responses:
-            verdict = {True: "right", False: "wrong", None: "not judged"}[response.right]
             problem: Fields = {"text": _bounded(response.prompt), "picture": _picture(response, pictures)}
-            row = [float(response.step), verdict, group.state, response.reward, float(response.length)]
+            row = [float(response.step), verdict(response.right), group.state, response.reward, float(response.length)]
             rows.append([*row, problem, _bounded(response.ground_truth), _bounded(response.response)])
     return Table(
         head=["step", "verdict", "group", "reward", "length", "problem", "answer", "response"],

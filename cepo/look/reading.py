@@ -21,6 +21,7 @@ from cepo.errors import DataError
 from cepo.files.safe_files import LARGEST_LINE, damaged_as, objects_in, open_regular, read_json, read_text
 from cepo.files.trees import Fields, Tree
 from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of
+from cepo.report.recorded_run import RunData
 from cepo.report.responses import RecordedResponse
 from cepo.report.run_responses import STEP_FILES, responses_of_step
 from cepo.run_folder.layout import METRICS_FILE
@@ -319,23 +320,25 @@ def _image_in(folder: Path, name: str) -> str | None:
 
 def _lacking(responses: Sequence[RecordedResponse]) -> Iterator[str]:
     """Yields what no response has."""
-    tests: dict[str, Callable[[RecordedResponse], bool]] = {
-        "right answers": lambda response: bool(response.ground_truth),
-        "which responses were cut": lambda response: response.finished is not None,
-        "images": lambda response: bool(response.images),
-        "log-probs": lambda response: response.surprise is not None,
-    }
-    for name, has in tests.items():
-        if not any(map(has, responses)):
+    for name, attribute in _MAY_LACK.items():
+        if all(getattr(response, attribute) in (None, "", (), []) for response in responses):
             yield name
 
 
+_MAY_LACK = {
+    "right answers": "ground_truth",
+    "which responses were cut": "finished",
+    "images": "images",
+    "log-probs": "surprise",
+}
 _TRL_NAMES = {
     "reward": "reward/mean",
     "entropy": "rollout/entropy",
     "learning_rate": "actor/lr",
     "completions/clipped_ratio": "response_length/clip_ratio",
     "completions/mean_length": "response_length/mean",
+    "completions/min_length": "response_length/min",
+    "completions/max_length": "response_length/max",
     "clip_ratio/low_mean": "actor/pg_clipfrac_lower",
     "clip_ratio/high_mean": "actor/pg_clipfrac_higher",
     "sampling/sampling_logp_difference/mean": "rollout/log_prob_gap_mean",
@@ -347,16 +350,13 @@ _TRL_NAMES = {
 def _metrics_of(place: Path, form: Form) -> dict[str, dict[int, float]]:
     """Returns the metrics that lie beside the rollouts, under the names of a run of cepo: of TRL, in its last checkpoint."""
     folder = place if place.is_dir() else place.parent
-    metrics: dict[str, dict[int, float]] = {}
     if form is OWN:
-        for row in read_metrics(folder):
-            for name, value in row.values.items():
-                metrics.setdefault(name, {})[row.step] = value
-    if form is TRL:
-        run = folder.parent if folder.name == "completions" else folder
-        states = sorted(run.glob("checkpoint-*/trainer_state.json"), key=lambda file: _step_of(file.parent / "state"))
-        metrics = trl_metrics(_history(states[-1:]))
-    return metrics
+        return RunData(folder=folder, rows=read_metrics(folder), config={}).curves
+    if form is not TRL:
+        return {}
+    run = folder.parent if folder.name == "completions" else folder
+    states = sorted(run.glob("checkpoint-*/trainer_state.json"), key=lambda file: _step_of(file.parent / "state"))
+    return trl_metrics(row for file in states[-1:] for row in _history(file))
 
 
 def trl_metrics(history: Iterable[Fields]) -> dict[str, dict[int, float]]:
@@ -370,8 +370,6 @@ def trl_metrics(history: Iterable[Fields]) -> dict[str, dict[int, float]]:
     return metrics
 
 
-def _history(files: Iterable[Path]) -> Iterator[Fields]:
-    for file in files:
-        state = read_json(file, dict)
-        with damaged_as(file, "is no trainer state"):
-            yield from (row for row in state["log_history"] if "step" in row)
+def _history(file: Path) -> list[Fields]:
+    with damaged_as(file, "is no trainer state"):
+        return [row for row in read_json(file, dict)["log_history"] if "step" in row]

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Tree
-from cepo.report.coloured_tokens import ColouredRow, ColouredToken
-from cepo.report.html_page import CreditedResponse, Section
-from cepo.run_folder.writing import write_atomically
-from cepo.terminal.lines import without_controls
+from cepo.report.html_page import Section, write_template
+from cepo.report.shown_responses import ColouredRow, ColouredToken, CreditedResponse
 
 _ASSETS = Path(__file__).parent / "assets"
 _WIDTH = 1200
@@ -41,8 +39,6 @@ def write_still_picture(path: Path, pair: Section | None) -> Path:
 
     Raises `DataError`: there is no pair.
     """
-    from jinja2 import Environment, FileSystemLoader
-
     if pair is None:
         raise DataError("there is no group with a right and a wrong response, so --image has nothing to draw")
     first = pair.responses[0]
@@ -50,21 +46,33 @@ def write_still_picture(path: Path, pair: Section | None) -> Path:
     image_top = _MARGIN + _LINE * len(headline)
     problem = textwrap.wrap(first.problem, 84 if first.image else 100, max_lines=4, placeholder=" …")
     problem.append(f"Answer: {first.ground_truth}")
+    indent = _IMAGE + 20 if first.image else 0
     texts = [*_texts(headline, _MARGIN, _MARGIN + 10, "headline")]
-    texts += _texts(problem, _MARGIN + (_IMAGE + 20 if first.image else 0), image_top + _LINE, "")
-    top = image_top + max(_LINE * len(problem), _IMAGE if first.image else 0) + 50
-    first_line = top + (50 + _CURVE if first.rows[0].belief else 10) + _LINE
-    places = (_MARGIN, _WIDTH - _MARGIN - _COLUMN)
-    sides = [_side(*each, first_line) for each in zip(pair.responses, places, strict=True)]
-    height = max([first_line, *(piece.y for side in sides for piece in side["pieces"])]) + _MARGIN
-    environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    drawn = environment.get_template("still_picture.svg").render(
-        width=_WIDTH, height=height, margin=_MARGIN, column=_COLUMN, curve=_CURVE, top=top, texts=texts, sides=sides,
-        sentence=pair.notes[0], image=first.image, image_top=image_top, image_size=_IMAGE,
-    )  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, without_controls(drawn).encode())
-    return path
+    texts += _texts(problem, _MARGIN + indent, image_top + _LINE, "")
+    height_of_image = _IMAGE if first.image else 0
+    top = image_top + max(_LINE * len(problem), height_of_image) + 50
+    height_of_curve = 50 + _CURVE if first.rows[0].belief else 10
+    first_line = top + height_of_curve + _LINE
+    left, right = pair.responses
+    sides = [_side(left, _MARGIN, first_line), _side(right, _WIDTH - _MARGIN - _COLUMN, first_line)]
+    lines = [piece.y for side in sides for piece in side["pieces"]]
+    height = max([first_line, *lines]) + _MARGIN
+    return write_template(
+        path,
+        _ASSETS / "still_picture.svg",
+        width=_WIDTH,
+        height=height,
+        margin=_MARGIN,
+        column=_COLUMN,
+        curve=_CURVE,
+        top=top,
+        texts=texts,
+        sides=sides,
+        sentence=pair.notes[0],
+        image=first.image,
+        image_top=image_top,
+        image_size=_IMAGE,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +112,11 @@ def _side(response: CreditedResponse, x: float, first_line: float) -> Tree:
         replace(piece, x=round(x + _LETTER * piece.column, 1), y=first_line + _LINE * (piece.line - start))
         for piece in pieces
     ]
-    return {
-        "title": response.title,
-        "x": x,
-        "points": row.belief_points(_COLUMN, _CURVE) if row.belief else "",
-        "belief": f"P(right), 0 to 1: {row.belief[0]:.2f} at the first token, {row.belief[-1]:.2f} at the last"
-        if row.belief
-        else "",
-        "pieces": placed,
-    }
+    side: Tree = {"title": response.title, "x": x, "pieces": placed}
+    if row.belief:
+        side["points"] = row.belief_points(_COLUMN, _CURVE)
+        side["belief"] = f"P(right), 0 to 1: {row.belief[0]:.2f} at the first token, {row.belief[-1]:.2f} at the last"
+    return side
 
 
 def _pieces(row: ColouredRow) -> Iterator[_Piece]:

@@ -7,9 +7,9 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from cepo.report.coloured_tokens import ColouredRow, ColouredToken, visible
-from cepo.report.html_page import CreditedResponse, Section
+from cepo.report.html_page import Section
 from cepo.report.responses import RecordedResponse, ResponseGroup
+from cepo.report.shown_responses import ColouredRow, ColouredToken, CreditedResponse, response_title, visible
 
 _GROUPS_COMPARED = 300
 _LONGEST = 6_000
@@ -57,14 +57,11 @@ def _shown(response: RecordedResponse, other: RecordedResponse) -> CreditedRespo
         shared.update(range(block.a, block.a + block.size))
     tokens: list[ColouredToken] = []
     for place, word in enumerate(words):
-        share = 0 if place in shared else _SHADE
-        help_text = "in both responses" if place in shared else "in this response alone"
-        tokens.append(
-            ColouredToken(text=visible(word), side="more" if response.right else "less", percent=share, help=help_text)
-        )
-    verdict = "✓ Right" if response.right else "✗ Wrong"
+        share, meaning = (0, "in both responses") if place in shared else (_SHADE, "in this response alone")
+        side = "more" if response.right else "less"
+        tokens.append(ColouredToken(text=visible(word), side=side, percent=share, help=meaning))
     return CreditedResponse(
-        title=f"{verdict} response, step {response.step}, reward {response.reward:.3g}",
+        title=response_title(response.right, response.reward, step=response.step),
         problem=visible(response.prompt),
         ground_truth=visible(response.ground_truth or "not recorded"),
         image=None,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cepo.metrics import wilson_interval
 from cepo.report.drawing import Chart, Series
 from cepo.report.html_page import Section
-from cepo.report.recorded_run import COUNTS, RunData
+from cepo.report.recorded_run import COUNTS
 from cepo.run_folder.layout import STAGES
 
+Curves = Mapping[str, Mapping[int, float]]
+"""Metrics by name and step."""
 LEARNING = "Learning"
+LENGTH = "Response length"
 HELD_OUT = "Held-out accuracy"
 _SHARE = "fraction of tokens"
 _NATS = "nats per token"
@@ -25,9 +28,9 @@ CHARTS = {
     LEARNING: (
         (HELD_OUT, "fraction right", _ACCURACIES, "the band is one standard error (Wilson)"),
         ("Headroom of sampling", "fraction of problems", "val/headroom", ""),
-        ("Reward", "per response", r"reward/mean reward/(?!mean|std|max|min|correct|.*num_).*", _DEVIATION),
+        ("Reward", "per response", r"reward/mean reward/(?!(mean|std|max|min|correct)$|.*num_).*", _DEVIATION),
         ("Training accuracy", "fraction right", "reward/correct", ""),
-        ("Response length", "tokens", "response_length/mean", "the band reaches from the shortest to the longest"),
+        (LENGTH, "tokens", "response_length/mean", "the band reaches from the shortest to the longest"),
         ("Responses cut by the length limit", "fraction", "response_length/clip_ratio", ""),
     ),
     "Evidence": (
@@ -119,12 +122,11 @@ def planned_charts(known: Sequence[str]) -> Iterator[tuple[Chart, list[str]]]:
                 yield Chart(title=title, unit=unit, series=(), note=note, heading=heading), names
 
 
-def run_charts(run: RunData) -> list[Chart]:
-    """Returns the charts of the metrics that a run has."""
+def charts_of(curves: Curves) -> list[Chart]:
+    """Returns the charts that can be drawn from a run's metrics."""
     charts: list[Chart] = []
-    for chart, names in planned_charts(run.names()):
-        curves = [series_of(run, name) for name in names]
-        charts.append(replace(chart, series=curves))
+    for chart, names in planned_charts(sorted(curves)):
+        charts.append(replace(chart, series=[series_of(curves, name) for name in names]))
     return charts
 
 
@@ -186,24 +188,22 @@ def _joined(curves: Sequence[Series]) -> list[Series]:
     return list(joined.values())
 
 
-def series_of(run: RunData, name: str) -> Series:
+def series_of(curves: Curves, name: str) -> Series:
     """Returns a metric's curve, with its band if it has one: Wilson's, one standard deviation, or the range."""
-    steps, values = run.series(name)
-    low, high = _band(run, name)
+    values = curves[name]
+    low, high = _band(curves, name)
     label, meaning = words(name)
-    return Series(label=label, help=meaning, steps=steps, values=values, low=low, high=high)
+    return Series(label=label, help=meaning, steps=list(values), values=list(values.values()), low=low, high=high)
 
 
-def _band(run: RunData, name: str) -> tuple[list[float], list[float]]:
+def _band(curves: Curves, name: str) -> tuple[list[float], list[float]]:
     """Returns the lower and upper ends of a metric's band, one per measured step; empty if it has none."""
-    values = run.values_by_step(name)
-    deviations: dict[int, float] = {}
-    if "mean" in name:
-        deviations = run.values_by_step(name.replace("mean", "std"))
+    values = curves[name]
+    deviations = curves.get(name.replace("mean", "std"), {}) if "mean" in name else {}
     low: list[float] = []
     high: list[float] = []
     if name in COUNTS:
-        counts = run.values_by_step(COUNTS[name])
+        counts = curves.get(COUNTS[name], {})
         for step, accuracy in values.items():
             interval = wilson_interval(accuracy, counts.get(step)) or (accuracy, accuracy)
             low.append(interval[0])
@@ -212,8 +212,10 @@ def _band(run: RunData, name: str) -> tuple[list[float], list[float]]:
         low = [value - deviations.get(step, 0.0) for step, value in values.items()]
         high = [value + deviations.get(step, 0.0) for step, value in values.items()]
     elif name == "response_length/mean":
-        _, low = run.series("response_length/min")
-        _, high = run.series("response_length/max")
+        shortest = curves.get("response_length/min", {})
+        longest = curves.get("response_length/max", {})
+        low = [shortest.get(step, value) for step, value in values.items()]
+        high = [longest.get(step, value) for step, value in values.items()]
     return low, high
 
 

@@ -15,8 +15,17 @@ from cepo.report.comparison_sentence import cautions_of, headline_of, notes_of, 
 from cepo.report.drawing import Chart, Series
 from cepo.report.html_page import Section, Table, table_of_scores, write_page
 from cepo.report.recorded_run import COUNTS, UNKNOWN_ESTIMATOR, RunData, load_run
-from cepo.report.run_group import ACCURACY, GREEDY, Setting, paired_difference
-from cepo.report.same_settings import METHOD, UNSET, configs_of, differing_keys, labels_of
+from cepo.report.run_group import (
+    ACCURACY,
+    GREEDY,
+    METHOD,
+    UNSET,
+    Setting,
+    configs_of,
+    differing_keys,
+    labels_of,
+    paired_difference,
+)
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, terminal_blocks
 
 _COLUMNS = (
@@ -120,10 +129,8 @@ class Comparison:
         charts: list[Chart] = []
         are_several = any(len(setting.runs) > 1 for setting in self.settings)
         note = "of several runs the mean, and a band from the lowest to the highest" if are_several else ""
-        known: set[str] = set()
-        for run in self._runs():
-            known.update(run.names())
-        for chart, names in planned_charts(sorted(known)):
+        known = sorted({name for run in self._runs() for name in run.curves})
+        for chart, names in planned_charts(known):
             for name in names:
                 label, _ = words(name)
                 title = chart.title if len(names) == 1 else f"{chart.title}: {label}"
@@ -190,8 +197,8 @@ def _curves(setting: Setting, name: str) -> Iterator[Series]:
     """Yields the mean of the runs over the steps that all of them measured; without such a curve, one curve per run."""
     import pandas
 
-    runs = [run for run in setting.runs if run.series(name)[0]]
-    measured = pandas.DataFrame([run.values_by_step(name) for run in runs])
+    runs = [run for run in setting.runs if name in run.curves]
+    measured = pandas.DataFrame([run.curves[name] for run in runs])
     shared = measured.dropna(axis=1).sort_index(axis=1)
     if len(runs) > 1 and len(shared.columns) >= min(2, len(measured.columns)):
         yield Series(
@@ -204,7 +211,7 @@ def _curves(setting: Setting, name: str) -> Iterator[Series]:
         return
     for run in runs:
         label = setting.label if len(runs) == 1 else f"{setting.label}: {run.name}"
-        curve = replace(series_of(run, name), label=label)
+        curve = replace(series_of(run.curves, name), label=label)
         if len(runs) > 1 or name not in COUNTS:
             curve = replace(curve, low=(), high=())
         yield curve

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cepo.report.run_group import ACCURACY, Setting, paired_difference
-from cepo.report.same_settings import METHOD, seeds_of
+from cepo.report.run_group import ACCURACY, METHOD, Setting, paired_difference, seeds_of
 from cepo.report.score_tables import Cell
 
 
@@ -50,9 +49,8 @@ def _of_one_setting(setting: Setting) -> str:
     mean = setting.at_end(ACCURACY)
     if isinstance(mean, str):
         return f"{setting.label} has no held-out accuracy after training."
-    error = "" if mean.error is None else f" ± {mean.error:.1f}"
     count = "1 run" if len(setting.runs) == 1 else f"{len(setting.runs)} runs"
-    return f"{setting.label} reaches {mean.mean:.1f}{error} % held-out accuracy in {count}."
+    return f"{setting.label} reaches {mean.text()} % held-out accuracy in {count}."
 
 
 def _of_several_settings(settings: Sequence[Setting]) -> str:

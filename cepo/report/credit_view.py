@@ -11,7 +11,7 @@ import gzip
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,11 @@ from cepo.algorithms.evidence import beliefs
 from cepo.algorithms.masking import at_last_token, response_mask_of, with_rows
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.files.trees import Fields, Tree
-from cepo.report.clip_rates import ClipRates, clip_rates
-from cepo.report.data_uri import data_uri
+from cepo.report.clip_rates import clip_rates
 from cepo.report.recorded_run import RunData
 from cepo.report.replayable_methods import comparable_methods
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
+from cepo.report.shown_responses import data_uri
 from cepo.run_folder.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.run_folder.writing import finite_or_none
 from cepo.types import TokenBatch
@@ -102,32 +102,32 @@ class _Candidate:
 def _contrast(run: RunData, candidate: _Candidate) -> Contrast:
     """Returns the contrast with the plain method's credit, or if that cannot be computed with each response's mean."""
     methods: list[str] = candidate.columns["methods"]
-    believed = _beliefs(candidate)
-    if DEFAULT_ESTIMATOR not in methods:
-        return contrast_of(candidate.group, candidate.places, method=run.estimator, beliefs=believed)
-    number = methods.index(DEFAULT_ESTIMATOR) + 1
-    uniform_advantages: list[float] = []
-    for place in candidate.places:
-        entry = candidate.columns["rollouts"][candidate.first_place + place]
-        advantages = entry["columns"][number][_ADVANTAGE]
-        uniform_advantages.append(fmean(advantages or [0.0]))
+    baseline: str | None = None
+    uniform_advantages: list[float] | None = None
+    if DEFAULT_ESTIMATOR in methods:
+        baseline = DEFAULT_ESTIMATOR
+        number = methods.index(baseline) + 1
+        uniform_advantages = []
+        for place in candidate.places:
+            entry = candidate.columns["rollouts"][candidate.first_place + place]
+            advantages = entry["columns"][number][_ADVANTAGE]
+            uniform_advantages.append(fmean(advantages or [0.0]))
     return contrast_of(
         candidate.group,
         candidate.places,
         method=run.estimator,
-        baseline=DEFAULT_ESTIMATOR,
+        baseline=baseline,
         uniform_advantages=uniform_advantages,
-        beliefs=believed,
+        beliefs=beliefs_of(candidate.group),
     )
 
 
-def _beliefs(candidate: _Candidate) -> dict[int, list[float]]:
+def beliefs_of(group: GroupRecord) -> dict[int, list[float]]:
     """Returns P(right) before each token, by place; nothing if the trace has no teacher with the right answer."""
-    rollouts = candidate.group.rollouts
-    if len(rollouts) < 2 or "correct" not in rollouts[0].log_probs:
+    if len(group.rollouts) < 2 or "correct" not in group.rollouts[0].log_probs:
         return {}
-    values = beliefs(_token_batch([candidate.group]))  # (B, T)
-    return {place: values[place, : len(rollouts[place].tokens)].tolist() for place in candidate.places}
+    rows = zip(group.rollouts, beliefs(_token_batch([group])), strict=True)  # of (B, T)
+    return {place: values[: len(rollout.tokens)].tolist() for place, (rollout, values) in enumerate(rows)}
 
 
 def _thinned(blocks: dict[int, str], start: int) -> dict[int, str]:
@@ -144,7 +144,7 @@ class _MethodCredit:
     """What a method makes of the B rollouts of a step, of at most T tokens."""
 
     columns: Mapping[str, numpy.ndarray] = field(default_factory=dict[str, "numpy.ndarray"])  # (B, T) by name
-    clip_rates: Mapping[int, ClipRates] = field(default_factory=dict[int, ClipRates])  # by rollout; see `clip_rates`
+    clip_rates: Mapping[int, Tree] = field(default_factory=dict[int, Tree])  # by rollout; see `clip_rates`
 
 
 def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
@@ -162,7 +162,7 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
         for rollout in group.rollouts:
             row = len(rollouts)
             columns: list[Fields] = [rollout.log_probs]
-            rates: list[Fields | None] = []
+            rates: list[Tree | None] = []
             for name, method_credit in methods.items():
                 computed: Tree = {}
                 for key, values in method_credit.columns.items():
@@ -170,8 +170,7 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
                 if name == run.estimator:
                     computed |= _recorded_columns(rollout)
                 columns.append(computed)
-                rate = method_credit.clip_rates.get(row)
-                rates.append(None if rate is None else asdict(rate))
+                rates.append(method_credit.clip_rates.get(row))
             entry = _rollout_entry(rollout, place, columns)
             entry["clip_rates"] = rates
             rollouts.append(entry)

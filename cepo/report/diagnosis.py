@@ -273,17 +273,19 @@ def _correlations(groups: Sequence[ResponseGroup], numbers: numpy.ndarray) -> nu
 
     Rewards and numbers, (R, K) in the order of the groups' responses, are taken less the means of their group.
     """
-    sizes = numpy.array([len(group.responses) for group in groups])
-    starts = numpy.cumsum(sizes) - sizes
-    rewards = numpy.array([[response.reward] for group in groups for response in group.responses])  # (R, 1)
-
-    def centred(values: numpy.ndarray) -> numpy.ndarray:
-        means = numpy.add.reduceat(values, starts) / sizes[:, None]
-        return values - means.repeat(sizes, axis=0)
-
-    rewards, numbers = centred(rewards), centred(numbers)
-    spread = numpy.linalg.norm(rewards) * numpy.linalg.norm(numbers, axis=0)
-    products = (rewards * numbers).sum(axis=0)
+    rewards_of_groups: list[numpy.ndarray] = []
+    numbers_of_groups: list[numpy.ndarray] = []
+    start = 0
+    for group in groups:
+        end = start + len(group.responses)
+        rewards = numpy.array([response.reward for response in group.responses])
+        rewards_of_groups.append(rewards - rewards.mean())
+        numbers_of_groups.append(numbers[start:end] - numbers[start:end].mean(axis=0))
+        start = end
+    all_rewards = numpy.concatenate(rewards_of_groups)  # (R,)
+    all_numbers = numpy.concatenate(numbers_of_groups)  # (R, K)
+    spread = numpy.linalg.norm(all_rewards) * numpy.linalg.norm(all_numbers, axis=0)
+    products = all_rewards @ all_numbers
     return numpy.divide(products, spread, out=numpy.zeros_like(products), where=spread > _ROUNDING)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cepo.report.coloured_tokens import ColouredRow, ColouredToken, visible
 from cepo.report.diagnosis import NOTHING_FOUND, Finding, Observed, diagnosed
-from cepo.report.html_page import CreditedResponse, Section
+from cepo.report.html_page import Section
 from cepo.report.recorded_run import RunData
 from cepo.report.responses import RecordedResponse
+from cepo.report.shown_responses import ColouredRow, ColouredToken, CreditedResponse, verdict, visible
 
 FAULTS = "What keeps it from learning"
 _LONGEST = 2_000
@@ -31,9 +31,8 @@ def as_evidence(response: RecordedResponse, title: str) -> CreditedResponse:
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} […] {text[-_LONGEST // 2 :]}"
     token = ColouredToken(text=visible(text), side="more", percent=0, help=f"{response.length:,} long")
-    verdict = {True: "right", False: "wrong", None: "not judged"}[response.right]
     return CreditedResponse(
-        title=f"{title}: step {response.step}, {verdict}, reward {response.reward:.3g}",
+        title=f"{title}: step {response.step}, {verdict(response.right)}, reward {response.reward:.3g}",
         problem=visible(response.prompt[-_LONGEST:]),
         ground_truth=visible(response.ground_truth or "not recorded"),
         image=None,
@@ -53,5 +52,4 @@ def diagnosed_run(run: RunData) -> list[Finding]:
     """Returns the faults of a run of cepo, by its metrics and its recorded rollouts."""
     from cepo.report.run_responses import groups_of_run
 
-    metrics = {name: run.values_by_step(name) for name in run.names()}
-    return diagnosed(Observed(groups_of_run(run.folder), metrics))
+    return diagnosed(Observed(groups_of_run(run.folder), run.curves))

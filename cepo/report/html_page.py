@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cepo.files.trees import Fields
-from cepo.report.coloured_tokens import ColouredRow
 from cepo.report.credit_view import CreditView
 from cepo.report.drawing import Chart
 from cepo.report.score_tables import NOTHING, Cell, ScoreTable
+from cepo.report.shown_responses import CreditedResponse
 from cepo.run_folder.writing import write_atomically
 from cepo.terminal.lines import without_controls
 
@@ -75,17 +75,6 @@ class DotPlot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CreditedResponse:
-    """A response under several credits, one row each."""
-
-    title: str
-    problem: str
-    ground_truth: str
-    image: str | None
-    rows: Sequence[ColouredRow]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of the page with a heading: notes, then charts, dots, responses and tables."""
 
@@ -135,16 +124,9 @@ def write_page(
         credit: the responses beside that chart, and the data of the credit view.
         clocks: further axes for the charts, as values by step.
     """
-    from jinja2 import Environment, FileSystemLoader
-
-    environment = Environment(
-        loader=FileSystemLoader(_ASSETS),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template("page.html")
-    text = template.render(
+    return write_template(
+        path,
+        _ASSETS / "page.html",
         title=title,
         subtitle=subtitle,
         headline=headline,
@@ -155,6 +137,15 @@ def write_page(
         sections=sections,
         clocks=clocks or {},
     )
+
+
+def write_template(path: Path, template: Path, **values: object) -> Path:
+    """Writes a template with its values, whose texts are escaped, without control characters, and returns the path."""
+    from jinja2 import Environment, FileSystemLoader
+
+    loader = FileSystemLoader(template.parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    text = environment.get_template(template.name).render(values)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, without_controls(text).encode())
     return path

@@ -12,7 +12,7 @@ from pathlib import Path
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
 from cepo.files.trees import Fields, leaves
-from cepo.report.charts import HELD_OUT, chart_sections, run_charts
+from cepo.report.charts import HELD_OUT, chart_sections, charts_of
 from cepo.report.credit_view import credit_view
 from cepo.report.drawing import save_figure
 from cepo.report.findings import diagnosed_run, findings_section
@@ -58,7 +58,7 @@ def open_run(folder: Path | str) -> Run:
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
     """Writes the page of a run as `Run.page` does; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(run_folder)
-    charts = run_charts(run)
+    charts = charts_of(run.curves)
     first = charts.pop(0) if charts and charts[0].title == HELD_OUT else None
     return write_page(
         out or run.folder / REPORT_FILE,
@@ -74,7 +74,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
 
 def save_curves(run_folder: Path, out: Path) -> Path:
     """Draws a run's charts into one PNG, PDF or SVG file; returns its path; raises `DataError` as `write_report`."""
-    return save_figure(run_charts(load_run(run_folder)), out)
+    return save_figure(charts_of(load_run(run_folder).curves), out)
 
 
 def _diagnosis(run: RunData) -> Iterator[Section]:
@@ -118,12 +118,7 @@ def _versions_table(run: RunData) -> Table:
     starts = [dict(leaves(entry)) for entry in read_environment(run.folder)]
     names_of_starts = [f"start {number}" for number in range(1, len(starts) + 1)]
     keys = dict.fromkeys(itertools.chain.from_iterable(starts))
-    rows: list[list[str]] = []
-    for key in keys:
-        row = [key]
-        for start in starts:
-            row.append(str(start.get(key, "")))
-        rows.append(row)
+    rows = [[key, *(str(start.get(key, "")) for start in starts)] for key in keys]
     return Table(head=["entry", *names_of_starts], rows=rows)
 
 
@@ -153,7 +148,7 @@ _METRIC_HEADINGS = ("metric", "measured", "first", "last", "lowest", "highest", 
 
 def _metrics_table(run: RunData) -> Table:
     rows: list[Sequence[str | float]] = []
-    for name in run.names():
+    for name in sorted(run.curves):
         steps, values = run.series(name)
         finite_values = [value for value in values if math.isfinite(value)]
         lowest = highest = mean = math.nan

@@ -110,12 +110,14 @@ class RunData:
             node = node.get(part) if isinstance(node, Mapping) else None
         return default if node is None else node
 
-    def names(self) -> list[str]:
-        """Returns the sorted names of the recorded metrics."""
-        names: set[str] = set()
+    @cached_property
+    def curves(self) -> dict[str, dict[int, float]]:
+        """The recorded metrics by name and step."""
+        curves: dict[str, dict[int, float]] = {}
         for row in self.rows:
-            names.update(row.values)
-        return sorted(names)
+            for name, value in row.values.items():
+                curves.setdefault(name, {})[row.step] = value
+        return curves
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Returns the steps at which a metric was measured, and its values."""
@@ -123,7 +125,7 @@ class RunData:
         return list(measured), list(measured.values())
 
     def values_by_step(self, name: str) -> dict[int, float]:
-        return {row.step: row.values[name] for row in self.rows if name in row.values}
+        return self.curves.get(name, {})
 
     def accuracies(self, name: str) -> dict[int, Cell]:
         """Returns by step one of the accuracies of `COUNTS`, with Wilson's intervals."""

@@ -110,12 +110,10 @@ class _RecordedStep:
         """
         import torch
 
-        is_recorded = {name: torch.tensor(self._was_read(name)) for name in own.views}
-        if_shown = own.settled(is_recorded | {view: torch.ones_like(is_recorded[view])})
-        hidden: list[bool] = []
-        for row, was_read in enumerate(self._was_read(view)):
-            was_chosen = of_own.shown[view][row] is not None
-            hidden.append(was_chosen and not was_read and bool(if_shown[view][row]))
+        was_read = {name: torch.tensor(self._was_read(name)) for name in own.views}
+        if_shown = own.settled(was_read | {view: torch.ones_like(was_read[view])})[view]
+        was_chosen = torch.tensor([reference is not None for reference in of_own.shown[view]])
+        hidden: list[bool] = (was_chosen & ~was_read[view] & if_shown).tolist()
         return hidden
 
     def _was_read(self, view: str) -> list[bool]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from cepo.report.coloured_tokens import ColouredRow, ColouredToken, coloured, visible
+from cepo.report.shown_responses import ColouredRow, ColouredToken, coloured, shown_problem, verdict, visible
 from cepo.run_folder.trace import GroupRecord, RolloutRecord
 
 _ZERO = 1e-6
@@ -71,15 +71,14 @@ def clearest_pair(rollouts: Sequence[RolloutRecord]) -> tuple[tuple[bool, bool, 
 
     A group without both has the one clearest response, and ranks below all pairs.
     """
-    clearest: dict[bool, tuple[tuple[bool, float], int]] = {}  # by verdict, the clarity and the place
-    for place, rollout in enumerate(rollouts):
-        clarity_of_rollout = clarity(rollout)
-        if rollout.right not in clearest or clarity_of_rollout > clearest[rollout.right][0]:
-            clearest[rollout.right] = (clarity_of_rollout, place)
-    in_order = [clearest[is_right] for is_right in (True, False) if is_right in clearest]
-    differs, least_clarity = min(clarity_of_rollout for clarity_of_rollout, _ in in_order)
-    is_pair = len(in_order) > 1
-    return (is_pair, differs, least_clarity), [place for _, place in in_order]
+    clarities = [clarity(rollout) for rollout in rollouts]
+    places: list[int] = []
+    for is_right in (True, False):
+        of_verdict = [place for place, rollout in enumerate(rollouts) if rollout.right == is_right]
+        if of_verdict:
+            places.append(max(of_verdict, key=lambda place: clarities[place]))
+    differs, least_clarity = min(clarities[place] for place in places)
+    return (len(places) > 1, differs, least_clarity), places
 
 
 def contrast_of(
@@ -101,13 +100,9 @@ def contrast_of(
     rollouts = [group.rollouts[place] for place in places]
     if uniform_advantages is None:
         uniform_advantages = [float(numpy.mean(rollout.token_advantages or [0.0])) for rollout in rollouts]
-    shares_of_rollouts: list[list[float]] = []
-    for rollout, uniform_advantage in zip(rollouts, uniform_advantages, strict=True):
-        shares_of_rollouts.append(_shares(rollout, uniform_advantage))
-    span = _LEAST_SPAN
-    for share in itertools.chain.from_iterable(shares_of_rollouts):
-        span = max(span, abs(share - 1))
-    span = min(span, 1.0)
+    shares_of_rollouts = [_shares(*pair) for pair in zip(rollouts, uniform_advantages, strict=True)]
+    largest_shift = max(abs(share - 1) for share in itertools.chain([1.0], *shares_of_rollouts))
+    span = min(max(_LEAST_SPAN, largest_shift), 1.0)
     sides: list[ContrastSide] = []
     for place, rollout, shares in zip(places, rollouts, shares_of_rollouts, strict=True):
         belief = (beliefs or {}).get(place, ())
@@ -115,21 +110,17 @@ def contrast_of(
         if baseline not in (None, method):
             uniform_shares = [1.0] * len(shares)
             rows.append(ColouredRow(label=baseline, tokens=list(_coloured(rollout, uniform_shares, span))))
-        sides.append(ContrastSide(place=place, verdict=_verdict(rollout), reward=rollout.reward, rows=rows))
+        sides.append(ContrastSide(place=place, verdict=verdict(rollout.right), reward=rollout.reward, rows=rows))
     return Contrast(
         sentence=_sentence(method, baseline, rollouts, shares_of_rollouts),
         step=group.step,
-        problem=visible(group.problem.replace("<image>", "").strip()),
+        problem=shown_problem(group.problem),
         ground_truth=visible(group.ground_truth),
         sides=sides,
         uniform="the mean of the response" if baseline is None else f"what {baseline} gives",
         low=1 - span,
         high=1 + span,
     )
-
-
-def _verdict(rollout: RolloutRecord) -> str:
-    return "right" if rollout.right else "wrong"
 
 
 def _shares(rollout: RolloutRecord, uniform_advantage: float) -> list[float]:
@@ -165,7 +156,7 @@ def _sentence(
         words = _words_singled_out(rollout.tokens, shares)
         if words:
             verb = "credits" if rollout.right else "blames"
-            clauses.append(f"{verb} {_listed(words)} of the {_verdict(rollout)} response most")
+            clauses.append(f"{verb} {_listed(words)} of the {verdict(rollout.right)} response most")
     if not clauses:
         return f"Here {method} gives nearly every token of a response the same."
     sentence = f"{method} {' and '.join(clauses)}"
@@ -189,9 +180,8 @@ def _words_singled_out(tokens: Sequence[str], shares: Sequence[float]) -> list[s
             share_of_word[word] = max(share, share_of_word.get(word, 0.0))
         start = end
     share_of_word.pop("", None)
-    places = {word: place for place, word in enumerate(share_of_word)}
-    words = sorted(share_of_word, key=lambda word: -share_of_word[word])[:_MOST_WORDS]
-    return sorted(words, key=lambda word: places[word])
+    named = sorted(share_of_word, key=lambda word: -share_of_word[word])[:_MOST_WORDS]
+    return [word for word in share_of_word if word in named]
 
 
 def _word_at(text: str, start: int, end: int) -> str:

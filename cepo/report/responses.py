@@ -89,8 +89,13 @@ def derived_metrics(groups: Sequence[ResponseGroup]) -> dict[str, dict[int, floa
     metrics: dict[str, dict[int, float]] = collections.defaultdict(dict)
     for step, groups_of_step in by_step(groups).items():
         responses = [response for group in groups_of_step for response in group.responses]
-        metrics["reward/mean"][step] = statistics.fmean(response.reward for response in responses)
-        metrics["response_length/mean"][step] = statistics.fmean(response.length for response in responses)
+        rewards = [response.reward for response in responses]
+        lengths = [response.length for response in responses]
+        metrics["reward/mean"][step] = statistics.fmean(rewards)
+        metrics["reward/std"][step] = statistics.pstdev(rewards)
+        metrics["response_length/mean"][step] = statistics.fmean(lengths)
+        metrics["response_length/min"][step] = min(lengths)
+        metrics["response_length/max"][step] = max(lengths)
         sized = [group for group in groups_of_step if len(group.responses) > 1]
         if sized:
             for name, state in _STATES.items():
@@ -103,6 +108,9 @@ def derived_metrics(groups: Sequence[ResponseGroup]) -> dict[str, dict[int, floa
             "rollout/log_prob_gap_mean": [response.gap for response in responses if response.gap is not None],
             "rollout/entropy": [response.surprise for response in responses if response.surprise is not None],
         }
+        names_of_parts = {name for response in responses for name in response.parts}
+        for name in names_of_parts if len(names_of_parts) > 1 else ():
+            measured[f"reward/{name}"] = [response.parts[name] for response in responses if name in response.parts]
         for name, values in measured.items():
             if values:
                 metrics[name][step] = statistics.fmean(values)

@@ -1,16 +1,48 @@
-"""Summarises the runs of one setting, and compares two settings by their runs with equal seeds."""
+"""Decides which runs have the same setting, summarises them, and compares two settings by their runs with equal seeds.
+
+The same is all that can change training, apart from seeds, names, paths and loggers.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
 
-from cepo.report.recorded_run import COUNTS, RunData
-from cepo.report.same_settings import seeds_of
+from cepo.algorithms.registry import SHARED
+from cepo.config.listing import REQUIRED, settings_of
+from cepo.files.trees import leaves
+from cepo.report.recorded_run import COUNTS, RunData, as_yaml
 from cepo.report.score_tables import Cell
 
+METHOD = "algorithm.adv_estimator"
+UNSET = "not set"
+# Beginnings of the settings that cannot change what is trained or how it is measured: names, records, waiting.
+_MAY_DIFFER = (
+    "trainer.experiment_name",
+    "trainer.project_name",
+    "trainer.logger",
+    "trainer.save_",
+    "trainer.launcher",
+    "trainer.load_checkpoint_path",
+    "trainer.find_last_checkpoint",
+    "trainer.accept_changes",
+    "trainer.rollouts_",
+    "trainer.val_generations_to_log",
+    "trainer.val_freq",
+    "trainer.val_before_train",
+    "trainer.start_timeout",
+    "trainer.stage_timeout",
+    "trainer.ray_address",
+    "trainer.max_restarts",
+)
+_LONGEST_LABEL = 28
+_LARGEST_FOLDER = 50_000_000
+"""Of the folders that are compared by content, such as the built-in toy task's model, whose path names cepo's version."""
 ACCURACY, GREEDY, _ = COUNTS
 _TWO_SIDED_95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -35,11 +67,9 @@ class Setting:
             if not accuracies:
                 return ""
             last_accuracies.append(accuracies[-1])
-        mean = Cell.over([100 * accuracy.mean for accuracy in last_accuracies])
-        if len(last_accuracies) > 1 or last_accuracies[0].error is None:
-            return mean
-        # A single run has no error over runs, so that of its samples stands in.
-        return replace(mean, error=100 * last_accuracies[0].error)
+        if len(last_accuracies) == 1:  # it has no error over runs, so that of its samples stands in
+            return replace(last_accuracies[0].percent, low=None, high=None)
+        return Cell.over([100 * accuracy.mean for accuracy in last_accuracies])
 
     @property
     def seconds_per_step(self) -> Cell | str:
@@ -70,13 +100,14 @@ def paired_difference(first: Setting, second: Setting) -> Cell | str:
     if differences is None or not all(map(math.isfinite, [mean_of_first.mean, mean_of_second.mean, *differences])):
         return ""
     if len(differences) > 1:
-        return _with_interval(Cell.over(differences), len(differences) - 1)
-    numbers_of_runs = [len(setting.runs) for setting in (first, second) if len(setting.runs) > 1]
-    degrees_of_freedom = min(numbers_of_runs) - 1 if numbers_of_runs else None
+        return Cell.over(differences).with_interval(_quantile(len(differences) - 1))
     difference = mean_of_second.less(mean_of_first)
     if differences:
         difference = replace(difference, mean=differences[0])
-    return _with_interval(difference, degrees_of_freedom)
+    numbers_of_runs = [len(setting.runs) for setting in (first, second) if len(setting.runs) > 1]
+    return (
+        difference.with_interval(_quantile(min(numbers_of_runs) - 1)) if numbers_of_runs else difference.with_interval()
+    )
 
 
 def _differences_of_pairs(first: Setting, second: Setting) -> Sequence[float] | None:
@@ -97,15 +128,109 @@ def _differences_of_pairs(first: Setting, second: Setting) -> Sequence[float] | 
     return differences
 
 
-def _with_interval(cell: Cell, degrees_of_freedom: int | None) -> Cell:
-    """Adds the 95 % interval to a mean with an error; without degrees of freedom it is the normal one."""
-    if cell.error is None:
-        return cell
-    if degrees_of_freedom is None:
-        quantile = 1.96
-    elif degrees_of_freedom <= len(_TWO_SIDED_95):
-        quantile = _TWO_SIDED_95[degrees_of_freedom - 1]
-    else:
-        quantile = 1.96 + 2.4 / degrees_of_freedom  # to the third digit
-    half = quantile * cell.error
-    return replace(cell, low=cell.mean - half, high=cell.mean + half)
+def _quantile(degrees_of_freedom: int) -> float:
+    """Returns Student's t for a 95 % interval."""
+    if degrees_of_freedom <= len(_TWO_SIDED_95):
+        return _TWO_SIDED_95[degrees_of_freedom - 1]
+    return 1.96 + 2.4 / degrees_of_freedom  # to the third digit
+
+
+def differing_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns the settings in which the runs differ, in alphabetical order."""
+    keys = sorted(set(chain.from_iterable(configs)))
+    return [key for key in keys if _differs(key, configs)]
+
+
+def configs_of(runs: Sequence[RunData]) -> list[dict[str, str]]:
+    """Returns the settings of each run as text, with defaults, and what a path names by its content, however it is spelt."""
+    defaults: dict[str, str] = {}
+    for setting in settings_of():
+        if setting.default is not REQUIRED and not _is_of_methods(setting.key):
+            defaults[setting.key] = as_yaml(setting.default)
+    configs: list[dict[str, str]] = []
+    for run in runs:
+        recorded = {key: as_yaml(value) for key, value in leaves(run.config)}
+        configs.append(defaults | recorded)
+    spellings: dict[str, str] = {}  # by key and content, the first spelling of a path
+    for config in configs:
+        for key, value in config.items():
+            content = _content_of_path(value)
+            longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
+            if content:
+                config[key] = spellings.setdefault(f"{key} {content}", value)
+            elif longer:  # a relative path, from a folder that this machine does not know
+                config[key] = longer[0]
+    return configs
+
+
+def _content_of_path(value: str) -> str:
+    """Returns the digest of what a value such as `path` or `path:name` names, with the name; empty if it is no path."""
+    if "/" not in value:
+        return ""
+    path, colon, name = value, "", ""
+    if ":" in value:
+        path, colon, name = value.rpartition(":")
+    content = _content(Path(path))
+    return f"{content}{colon}{name}" if content else ""
+
+
+def _content(path: Path) -> str:
+    """Returns the digest of a file or of a small folder of files, and nothing for what cannot be read here."""
+    digests: list[str] = []
+    try:
+        is_folder = path.is_dir()
+        files = sorted(path.iterdir()) if is_folder else [path]
+        size = sum(file.stat().st_size for file in files)
+        if is_folder and size > _LARGEST_FOLDER:
+            return ""
+        if not all(file.is_file() for file in files):
+            return ""
+        for file in files:
+            with file.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            digests.append(f"{file.name} {digest}" if is_folder else digest)
+    except OSError:
+        return ""
+    return " ".join(digests)
+
+
+def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:
+    """Returns whether runs differ in a setting that can change training; in one of some methods, between their runs."""
+    values = {config.get(key, UNSET) for config in configs if key in config or not _is_of_methods(key)}
+    return len(values) > 1 and not _is_seed(key) and not key.startswith(_MAY_DIFFER)
+
+
+def _is_of_methods(key: str) -> bool:
+    """Returns whether only some methods read a setting, so that the runs of others do not record it."""
+    section, _, name = key.partition(".")
+    return section == "algorithm" and ("." in name or name in SHARED)
+
+
+def labels_of(methods: Sequence[str], values: Sequence[Sequence[str]], keys: Sequence[str]) -> Iterator[str]:
+    """Yields a short label per setting: its method, then the value that differs within the method, or else a number."""
+    for method, values_of_setting in zip(methods, values, strict=True):
+        values_of_method = [row for row, name in zip(values, methods, strict=True) if name == method]
+        varied_places: list[int] = []
+        for place in range(len(keys)):
+            variants = {row[place] for row in values_of_method}
+            if len(variants) > 1:
+                varied_places.append(place)
+        if not varied_places:
+            yield method
+            continue
+        place = varied_places[0]
+        _, _, name = keys[place].rpartition(".")
+        label = f"{method}, {name}={values_of_setting[place]}"
+        if len(varied_places) == 1 and len(label) <= _LONGEST_LABEL:
+            yield label
+        else:
+            yield f"{method} ({values_of_method.index(values_of_setting) + 1})"
+
+
+def seeds_of(run: RunData) -> tuple[tuple[str, str], ...]:
+    seeds = [(key, str(value)) for key, value in leaves(run.config) if _is_seed(key)]
+    return tuple(sorted(seeds))
+
+
+def _is_seed(key: str) -> bool:
+    return key.rpartition(".")[2] == "seed"

@@ -7,7 +7,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -62,6 +62,25 @@ class Cell:
         low, high = interval
         return cls(mean=fraction, error=(above - below) / 2, low=low, high=high)
 
+    @property
+    def percent(self) -> Cell:
+        """A fraction in percent."""
+        ends = (self.error, self.low, self.high)
+        error, low, high = (None if end is None else 100 * end for end in ends)
+        return Cell(mean=100 * self.mean, error=error, low=low, high=high)
+
+    def text(self, digits: int = 1, *, signed: bool = False, best: str = "{}", error: str = "{} ± {}") -> str:
+        """Formats the mean by `best`, and with its error, if that is known, by `error`."""
+        mean = best.format(f"{self.mean:{'+' if signed else ''}.{digits}f}")
+        return mean if self.error is None else error.format(mean, f"{self.error:.{digits}f}")
+
+    def with_interval(self, quantile: float = 1.96) -> Cell:
+        """Adds the 95 % interval of a mean whose error is known, by default the normal one."""
+        if self.error is None:
+            return self
+        half = quantile * self.error
+        return replace(self, low=self.mean - half, high=self.mean + half)
+
     def less(self, other: Cell) -> Cell:
         """Returns the difference of independent means, with the error `sqrt(error^2 + other.error^2)` if both are known."""
         error: float | None = None
@@ -80,12 +99,7 @@ class Column:
     is_ranked: bool = False
 
     def shown(self, cell: Cell, best: str = "{}", error: str = "{} ± {}") -> str:
-        """Formats a cell's mean by `best`, and both by `error`."""
-        sign = "+" if self.signed else ""
-        mean = best.format(f"{cell.mean:{sign}.{self.digits}f}")
-        if cell.error is None:
-            return mean
-        return error.format(mean, f"{cell.error:.{self.digits}f}")
+        return cell.text(self.digits, signed=self.signed, best=best, error=error)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -125,10 +125,7 @@ class _Accuracy:
     @property
     def points(self) -> str:
         """The change in percentage points, with its standard error if that is known."""
-        if self.change is None:
-            return ""
-        error = "" if self.change.error is None else f" ± {100 * self.change.error:.1f}"
-        return f"{100 * self.change.mean:+.1f}{error} points"
+        return "" if self.change is None else f"{self.change.percent.text(signed=True)} points"
 
 
 def result_lines(run: RunData) -> list[tuple[str, str, str]]:
@@ -186,8 +183,7 @@ def _accuracies(run: RunData) -> Iterator[_Accuracy]:
 
 
 def _percent(cell: Cell) -> str:
-    error = "" if cell.error is None else f" ± {100 * cell.error:.1f}"
-    return f"{100 * cell.mean:.1f}{error} %"
+    return f"{cell.percent.text()} %"
 
 
 def accuracy_change(run: RunData, name: str = "val/accuracy") -> tuple[Cell, bool] | None:
@@ -214,9 +210,10 @@ def _paired_differences(run: RunData, name: str, first_step: int, last_step: int
     at_first = _samples_by_problem(run, name, first_step)
     at_last = _samples_by_problem(run, name, last_step)
     counts = run.values_by_step(COUNTS[name])
-    if _num_samples(at_first) != counts.get(first_step) or _num_samples(at_last) != counts.get(last_step):
-        return []
-    if at_first.keys() != at_last.keys():
+    are_whole = True
+    for samples, step in ((at_first, first_step), (at_last, last_step)):
+        are_whole &= sum(map(len, samples.values())) == counts.get(step)
+    if not are_whole or at_first.keys() != at_last.keys():
         return []
     differences: list[float] = []
     for problem, samples in at_first.items():
@@ -232,10 +229,6 @@ def _samples_by_problem(run: RunData, name: str, step: int) -> dict[str, list[fl
         if row["step"] == step and isinstance(row.get(key), int | float):
             samples[row["prompt_id"]].append(row[key])
     return samples
-
-
-def _num_samples(samples: Mapping[str, Sequence[float]]) -> int:
-    return sum(len(values) for values in samples.values())
 
 
 def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:

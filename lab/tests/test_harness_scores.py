@@ -12,7 +12,7 @@ import pytest
 from evaluation_folders import evaluation
 
 from cepo.errors import DataError
-from cepo.evaluation.published import score_table
+from cepo.evaluation.comparison import score_table
 from cepo.report.score_tables import Cell
 from cepo.rewards.benchmark import compute_score, kind_of
 from lab.harness import harness_score

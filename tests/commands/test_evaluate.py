@@ -20,7 +20,7 @@ from isolation import own_caches, restored_process
 from local_server import local_server
 
 from cepo.commands.cli import main
-from cepo.evaluation.benchmarks import converted, recognised
+from cepo.evaluation.benchmarks import BENCHMARKS, converted
 from cepo.rewards.benchmark import compute_score
 
 SAMPLES = Path(os.environ.get("CEPO_EVAL_SAMPLES") or Path(__file__).parents[3] / "shared" / "data" / "eval_samples")
@@ -128,7 +128,7 @@ def test_rows_of_4_benchmarks_are_asked_with_images_and_graded(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """24 rows are asked and graded by kind."""
-    sources = ",".join(f"{SAMPLES / name / 'sample.parquet'}@train[:6]" for name in ROWS)
+    sources = ",".join(f"{name.partition('_')[0]}:{SAMPLES / name / 'sample.parquet'}@train[:6]" for name in ROWS)
     command = (
         "evaluate",
         "config=configs/geo3k/base.yaml",
@@ -161,8 +161,7 @@ def test_sample_rows_are_right_with_their_own_answers_only() -> None:
     seen = {"choice": 0, "numeric": 0, "text": 0}
     for name, count in ROWS.items():
         rows = read_source(str(SAMPLES / name / "sample.parquet"))
-        (benchmark,) = recognised(rows.column_names)
-        assert name.startswith(benchmark.name)
+        benchmark = next(each for each in BENCHMARKS if name.startswith(each.name))
         problems = converted(rows, benchmark, name, skip_bad_rows=False)
         assert len(problems) == count
         right = compute_score([_sampled(row, f"so \\boxed{{{row['answer']}}}") for row in problems])
@@ -283,7 +282,15 @@ def test_lmms_evals_protocol_is_asked_judged_and_exported(tmp_path: Path) -> Non
         handler.end_headers()
         handler.wfile.write(json.dumps({"choices": [{"message": {"content": "<score>10</score>"}}]}).encode())
 
-    command = ("evaluate", f"data={file}", "out=out", "protocol=lmms", "export=lmms", "judge_model=judge", *SHORT)
+    command = (
+        "evaluate",
+        f"data=mathvista:{file}",
+        "out=out",
+        "protocol=lmms",
+        "export=lmms",
+        "judge_model=judge",
+        *SHORT,
+    )
     with local_server(answer) as address:
         assert main([*command, f"judge=http://{address}/v1", *ENGINE]) == 0
     results = json.loads((tmp_path / "out" / "evaluation.json").read_text())
@@ -333,22 +340,38 @@ def test_a_dry_run_names_benchmarks_protocol_and_judge(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("row", "arguments", "words"),
+    ("name", "row", "arguments", "words"),
     [
-        ({"question": "How many?", "answer": 3, "image": None}, (), "For a benchmark, name it: NAME:"),
+        ("", {"question": "How many?", "answer": 3, "image": None}, (), "For a benchmark, name it: NAME:"),
         (
+            "",
             {"question": "How many?", "answer": 3},
             ("data.prompt_key=question", "protocol=lmms"),
             "is read by data.prompt_key",
         ),
-        (benchmark_rows.MATHVERSE | {"question_type": "free-form"}, (), "each of its 1 rows needs a judge"),
-        (benchmark_rows.MATHVISTA | {"decoded_image": None, "image": None}, (), "row 0: it does not match"),
+        (
+            "mathverse:",
+            benchmark_rows.MATHVERSE | {"question_type": "free-form"},
+            (),
+            "each of its 1 rows needs a judge",
+        ),
+        (
+            "mathvista:",
+            benchmark_rows.MATHVISTA | {"decoded_image": None, "image": None},
+            (),
+            "row 0: it does not match",
+        ),
     ],
 )
 def test_sources_that_cannot_be_graded_are_refused(
-    row: dict[str, Any], arguments: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    row: dict[str, Any],
+    arguments: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = written(tmp_path, "rows.parquet", row)
-    assert main(["evaluate", f"data={file}", "out=out", *SHORT, *ENGINE, *arguments]) == 2
+    assert main(["evaluate", f"data={name}{file}", "out=out", *SHORT, *ENGINE, *arguments]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()

@@ -7,39 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_rows import LOGICVISTA, MATHVERSE, MATHVISTA, MMMU, MMMU_PRO_VISION, PICTURE, ROWS
+from benchmark_rows import LOGICVISTA, MATHVERSE, MATHVISTA, MMMU_PRO_VISION, PICTURE, ROWS
 
 from cepo.config.schema import DataConfig
 from cepo.data.tables import read_source
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation.benchmark_names import NamedSource
-from cepo.evaluation.benchmarks import BENCHMARKS, converted, opened, recognised
+from cepo.evaluation.benchmarks import BENCHMARKS, converted, opened
 
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
-COMMON = {  # columns of public data sets, from their cards and lmms-eval's tasks
-    "MMStar": ["index", "question", "image", "answer", "category", "l2_category", "meta_info"],
-    "ChartQA": ["type", "question", "answer", "image"],
-    "AI2D": ["question", "options", "answer", "image"],
-    "MMK12": ["id", "question", "answer", "subject", "image"],
-    "ViRL39K": ["answer", "PassRate_32BTrained", "category", "source", "qid", "question", "image"],
-    "MME": ["question_id", "image", "question", "answer", "category"],
-    "ScienceQA": ["image", "question", "choices", "answer", "hint", "task", "grade", "subject", "topic"],
-    "LogicVista": [*LOGICVISTA],
-    "MMMU-Pro vision": [*MMMU_PRO_VISION],
-    "JMMMU": [*MMMU, "image_1_license"],
-}
-
-
-@pytest.mark.parametrize("name", sorted(ROWS))
-def test_columns_identify_a_benchmark_or_none(name: str) -> None:
-    wanted = [] if name in ("logicvista", "mmmu_pro_vision") else [name]
-    assert [benchmark.name for benchmark in recognised([*ROWS[name]])] == wanted
-    assert BY_NAME[name].reads([*ROWS[name]])
-
-
-@pytest.mark.parametrize("data_set", sorted(COMMON))
-def test_common_columns_are_taken_for_no_benchmark(data_set: str) -> None:
-    assert recognised(COMMON[data_set]) == []
 
 
 def source(folder: Path, *rows: dict[str, Any]) -> str:
@@ -54,7 +30,7 @@ def own(**keys: Any) -> DataConfig:
 
 
 def test_unknown_columns_are_refused_with_the_choices(tmp_path: Path) -> None:
-    """Question, answer and image are LogicVista's columns and those of many others."""
+    """A name is never guessed: question, answer and image are LogicVista's columns and those of many others."""
     file = source(tmp_path, {"question": "How many?", "answer": 3})
     with pytest.raises(ConfigError) as caught:
         opened(NamedSource(name=None, source=file), own())
@@ -67,21 +43,6 @@ def test_a_name_is_taken_whatever_the_users_keys_are(tmp_path: Path) -> None:
     file, keys = source(tmp_path, LOGICVISTA), own(prompt_key="question", answer_key="answer")
     assert opened(NamedSource(name="logicvista", source=file), keys)[1] is BY_NAME["logicvista"]
     assert opened(NamedSource(name=None, source=file), keys)[1] is None
-
-
-def test_the_users_keys_are_taken_before_columns_of_a_benchmark(tmp_path: Path) -> None:
-    file = source(tmp_path, MATHVERSE)
-    assert opened(NamedSource(name=None, source=file), own())[1] is BY_NAME["mathverse"]
-    keys = own(prompt_key="question", answer_key="answer")
-    assert opened(NamedSource(name=None, source=file), keys)[1] is None
-    nested = own(prompt_key="question", answer_key="metadata.subject")
-    assert opened(NamedSource(name=None, source=file), nested)[1] is None
-
-
-def test_columns_of_two_benchmarks_are_ambiguous(tmp_path: Path) -> None:
-    file = source(tmp_path, MATHVISTA | MATHVERSE)
-    with pytest.raises(ConfigError, match="those of mathverse and of mathvista"):
-        opened(NamedSource(name=None, source=file), own())
 
 
 def test_a_named_benchmark_without_its_columns_is_refused(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from evaluation_folders import graded
 from cepo.errors import DataError
 from cepo.evaluation.benchmark_names import TITLES
 from cepo.evaluation.benchmarks import BENCHMARKS, converted
-from cepo.evaluation.lmms import LMMS_TASKS, SYSTEM_PROMPT
-from cepo.evaluation.lmms_export import exported_log
+from cepo.evaluation.lmms import LMMS_TASKS, SYSTEM_PROMPT, exported_log
 
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 WORKS = [f"{'ABCDEFGHIJ'[n]}. work {n}" for n in range(10)]

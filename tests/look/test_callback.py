@@ -147,7 +147,7 @@ def test_figures_go_to_the_trackers_of_the_trainer(
     assert len(seconds) == 3
     assert 0 < seconds[0] < seconds[1] < seconds[2] < callback.seconds
     assert values_in(tmp_path, "train/look/dead_groups")
-    assert len(values_in(tmp_path, "train/look/separation")) == 3
+    assert values_in(tmp_path, "train/look/known_nats")
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     assert set(values_in(tmp_path, "train/reward")) == set(rewards)
 

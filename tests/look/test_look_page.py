@@ -14,8 +14,10 @@ from cepo.commands.cli import main
 from cepo.errors import DataError
 from cepo.look.contrast import chosen_groups, contrast_noise, contrast_sections, gauge, scored_groups
 from cepo.look.look_page import write_look_page
-from cepo.look.reading import read_rollouts_of
+from cepo.look.reading import read_rollouts_of, trl_metrics
 from cepo.microgeo.world import ASSETS
+from cepo.report.charts import LENGTH, charts_of
+from cepo.report.credit_view import beliefs_of
 from cepo.report.diagnosis import Observed, diagnosed
 from cepo.report.responses import RecordedResponse, groups_of
 from cepo.types import TokenBatch
@@ -64,7 +66,7 @@ def test_the_command_prints_the_diagnosis_and_writes_one_file(
     assert f"page: {out}" in printed
     page = Tags(out)
     text = " ".join(page.texts)
-    for heading in ("What keeps it from learning", "The clearest pair", "Curves", "Responses", "Groups"):
+    for heading in ("What keeps it from learning", "The clearest pair", "Learning", "Responses", "Groups"):
         assert heading in text
     assert "40 of 40 responses" in text
     assert "∅" not in text
@@ -138,15 +140,14 @@ def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
         assert wrong.delta is not None
         assert right.delta[0] > 1.0 > 0.0 > wrong.delta[0]
         assert max(right.delta[1:4], key=abs) < 0.5 * right.delta[0]
-    for believed in scored.beliefs:
+    for record in scored.groups:
+        believed = beliefs_of(record)
         assert [believed[0][0], believed[1][0]] == pytest.approx([0.375, 0.625]), "(1 + 1/2) / 4 and (2 + 1/2) / 4"
         assert believed[0][1] > 0.5, "after the count of sides"
         assert believed[1][-1] < believed[1][0]
     clearest, others = contrast_sections(scored)
     assert "“5”" in clearest.notes[0]
     assert len(others.responses) == 8
-    assert scored.separation is not None
-    assert scored.separation > 0
     assert "nats of a right response" in gauge(scored)
 
 
@@ -178,3 +179,16 @@ def test_without_a_mixed_group_there_is_nothing_to_contrast() -> None:
     rows = [RecordedResponse(step=1, group="0", prompt="", response="", reward=1.0, right=True, length=0)] * 4
     with pytest.raises(DataError, match="nothing to contrast"):
         chosen_groups(groups_of(rows), responses=8)
+
+
+def test_the_band_of_lengths_is_in_the_unit_of_their_mean() -> None:
+    """TRL's files have texts, of 20 and 22 characters, and its checkpoint the lengths in tokens: the band once mixed both."""
+    rows = [{"step": 1, "completions/mean_length": 8.0, "completions/min_length": 7.0, "completions/max_length": 9.0}]
+    texts = [
+        RecordedResponse(step=1, group="0", prompt="", response="", reward=float(number), length=20 + 2 * number)
+        for number in range(2)
+    ]
+    metrics = Observed(groups_of(texts), trl_metrics(rows)).metrics
+    (length,) = [chart for chart in charts_of(metrics) if chart.title == LENGTH]
+    (curve,) = length.series
+    assert (curve.values, curve.low, curve.high) == ([8.0], [7.0], [9.0])

@@ -12,8 +12,7 @@ from run_folders import group, rollout, write_run
 
 from cepo.algorithms import build_estimator, statistics
 from cepo.files.trees import Tree
-from cepo.report.clip_rates import clip_rates
-from cepo.report.clip_table import clip_table
+from cepo.report.clip_rates import clip_rates, clip_table
 from cepo.report.credit_view import step_credit
 from cepo.report.recorded_run import load_run
 from cepo.run_folder.trace import GroupRecord, RolloutRecord
@@ -101,16 +100,15 @@ def test_rates_over_all_tokens_are_the_training_metrics(method: str, baseline: s
         estimator = build_estimator(method, {"advantage": {"baseline": baseline}})
         signal: TokenSignal = estimator.signal(batch, step=0)
         rates = clip_rates(signal, batch.response_mask)
-        num_tokens = sum(rate.tokens for rate in rates.values())
+        num_tokens = sum(rate["tokens"] for rate in rates.values())
         for metric, bound in (("evidence/clip_low_rate", "lower"), ("evidence/clip_high_rate", "upper")):
-            pooled = sum(getattr(rate, bound) * rate.tokens for rate in rates.values()) / num_tokens
+            pooled = sum(rate[bound] * rate["tokens"] for rate in rates.values()) / num_tokens
             assert pooled == pytest.approx(signal.metrics[metric].result, abs=1e-6)
 
 
 def test_the_table_has_each_response_and_all_tokens(tmp_path: Path) -> None:
     """Over the 8 tokens with an advantage rlsd clips 1/4 at the lower and 3/8 at the upper bound."""
-    step_of(tmp_path)
-    table = clip_table(tmp_path)
+    table = clip_table(step_of(tmp_path))
     assert table is not None
     columns = {str(column.header): list(column.cells) for column in table.columns}
     assert list(columns) == ["problem", "response", "verdict", "cepo", "rlsd"]
@@ -124,4 +122,4 @@ def test_methods_without_weights_have_no_table(tmp_path: Path) -> None:
     plain = replace(record, log_probs={"student": record.log_probs["student"]})
     groups = [group(1, [plain, replace(plain, reward=0.0, accuracy=0.0)])]
     write_run(tmp_path, [(1, {"loss": 1.0})], config="algorithm:\n  adv_estimator: grpo\n", groups=groups)
-    assert clip_table(tmp_path) is None
+    assert clip_table(step_credit(load_run(tmp_path), groups)) is None

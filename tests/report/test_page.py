@@ -525,8 +525,7 @@ CREDIT = {
 
 
 def credit_results(**pearson: float | None) -> dict[str, Any]:
-    names = ("pearson", "pearson_corrected", "spearman", "spearman_corrected", "auroc", "top_hit")
-    names += ("share_on_decisive", "sign_agreement", "calibration_error")
+    names = ("pearson", "pearson_corrected", "auroc", "top_hit", "share_on_decisive", "calibration_error")
 
     def figure(value: float | None) -> dict[str, float | None]:
         return {"value": value, "error": 0.1, "low": value and value - 0.2, "high": value and value + 0.2}
@@ -632,7 +631,7 @@ def test_true_credit_stands_above_each_methods_tokens(browser: Browser, tmp_path
     opened = Opened(browser, write_credit_page(results, tmp_path / "credit.html"))
     responses = opened.page.locator(".response")
     assert responses.locator("h3").all_text_contents() == [
-        "Right response, reward 1", "Wrong response, reward 0", "Right response, reward 1",
+        "✓ Right response, reward 1", "✗ Wrong response, reward 0", "✓ Right response, reward 1",
     ]  # fmt: skip
     wrong = responses.nth(1)
     assert wrong.locator(".method").all_text_contents() == ["true credit A*", "uniform = grpo", "cepo"]
@@ -722,7 +721,7 @@ def test_the_page_of_rollouts_fits_and_is_searched(browser: Browser, tmp_path: P
     for scheme in ("light", "dark"):
         opened = Opened(browser, page, color_scheme=scheme, viewport={"width": width, "height": 900})
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-        assert opened.draw_all() == 3
+        assert opened.draw_all() == 4, "reward, accuracy, length and groups"
         table = opened.page.locator(".table", has=opened.page.locator("caption", has_text="40 of 40 responses"))
         table.locator("select").first.select_option("right")
         expect(table.locator("output")).to_have_text("20 of 20 rows")

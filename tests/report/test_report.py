@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,9 @@ from run_folders import report_pixels, validated, write_run
 
 from cepo.commands.cli import main
 from cepo.errors import DataError
+from cepo.report.charts import planned_charts
 from cepo.report.page import write_report
-from cepo.report.recorded_run import load_run
+from cepo.report.recorded_run import RunData, load_run
 from cepo.report.score_tables import Cell
 from cepo.report.summary import accuracy_change, run_summary
 from cepo.run_folder.writing import encode_line
@@ -65,24 +65,43 @@ def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None
     assert "none: its method records no evidence/* metric" in " ".join(text.split())
 
 
-def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> None:
-    def samples(*right: float) -> list[dict[str, object]]:
-        own = {"response": ""}
-        return [{"prompt_id": str(k), "accuracy": v, "greedy_accuracy": 1 - v, **own} for k, v in enumerate(right)]
+def graded_samples(right: str) -> list[dict[str, object]]:
+    """A sample of each problem, right where the text has 1; greedy responses are right where it has 0."""
+    samples: list[dict[str, object]] = []
+    for number, digit in enumerate(right):
+        verdicts = {"accuracy": float(digit), "greedy_accuracy": 1 - float(digit)}
+        samples.append({"prompt_id": str(number), "response": "", **verdicts})
+    return samples
 
-    counts = {"val/num_samples": 4, "val/num_greedy_samples": 4}
-    rows = [(k, {"val/accuracy": p, "val/greedy_accuracy": 1 - p, **counts}) for k, p in ((0, 0.25), (1, 0.5))]
-    paired = write_run(tmp_path / "a", rows, generations={0: samples(1, 0, 0, 0), 1: samples(1, 1, 0, 0)})
-    change = Cell(mean=0.25, error=pytest.approx(0.25))  # differences 0 1 0 0: deviation 0.5, over sqrt(4)
-    assert accuracy_change(load_run(paired)) == (change, True)
-    assert accuracy_change(load_run(paired), "val/greedy_accuracy") == (replace(change, mean=-0.25), True)
-    incomplete = write_run(tmp_path / "b", rows, generations={0: samples(1, 0, 0), 1: samples(1, 1, 0)})
-    wilson = pytest.approx(0.3)  # sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
-    assert accuracy_change(load_run(incomplete)) == (Cell(mean=0.25, error=wilson), False)
-    ones = [(k, {"val/accuracy": float(k), "val/num_samples": 1}) for k in (0, 1)]
-    single = write_run(tmp_path / "c", ones, generations={0: samples(0), 1: samples(1)})
-    one_problem = pytest.approx(0.25 * 2**0.5)  # no deviation; Wilson: sqrt(0.25) / 2 at both ends
-    assert accuracy_change(load_run(single)) == (Cell(mean=1.0, error=one_problem), False)
+
+def run_of_two_validations(folder: Path, before: str, after: str, *, num_samples: int) -> RunData:
+    rows: list[tuple[int, dict[str, float]]] = []
+    for step, right in enumerate((before, after)):
+        share = right.count("1") / len(right)
+        accuracies = {"val/accuracy": share, "val/greedy_accuracy": 1 - share}
+        rows.append((step, accuracies | {"val/num_samples": num_samples, "val/num_greedy_samples": num_samples}))
+    write_run(folder, rows, generations={0: graded_samples(before), 1: graded_samples(after)})
+    return load_run(folder)
+
+
+def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> None:
+    """The differences 0, 1, 0, 0 have the deviation 0.5, over sqrt(4)."""
+    run = run_of_two_validations(tmp_path, "1000", "1100", num_samples=4)
+    quarter = pytest.approx(0.25)
+    assert accuracy_change(run) == (Cell(mean=0.25, error=quarter), True)
+    assert accuracy_change(run, "val/greedy_accuracy") == (Cell(mean=-0.25, error=quarter), True)
+
+
+def test_missing_samples_give_the_error_of_independent_ones(tmp_path: Path) -> None:
+    """Of four samples with a share of 1/2 three are recorded; Wilson's error is sqrt(1/16 + 1/64) / (1 + 1/4) twice: 0.316."""
+    run = run_of_two_validations(tmp_path, "10", "10", num_samples=4)
+    assert accuracy_change(run) == (Cell(mean=0.0, error=pytest.approx(0.1**0.5)), False)
+
+
+def test_a_single_problem_has_no_deviation(tmp_path: Path) -> None:
+    """Wilson's error of one sample is sqrt(1/4) / 2 at both ends."""
+    run = run_of_two_validations(tmp_path, "0", "1", num_samples=1)
+    assert accuracy_change(run) == (Cell(mean=1.0, error=pytest.approx(0.25 * 2**0.5)), False)
 
 
 @pytest.mark.heavy
@@ -166,3 +185,17 @@ def test_the_page_follows_the_run_until_ctrl_c(tmp_path: Path) -> None:
         watch.kill()
         watch.wait()
     assert watch.returncode == 0
+
+
+LEAK = {
+    "leak/hint_gap_right": "nats per token",
+    "leak/hint_gap_wrong": "nats per token",
+    "leak/log_likelihood_gap": "nats per response",
+    "leak/mention_fraction": "fraction",
+}
+
+
+def test_each_figure_of_the_leak_probe_has_its_own_unit() -> None:
+    """As docs/methods.md defines them: gaps per token, a gap per response, and a share of responses."""
+    found = {name: chart.unit for chart, names in planned_charts(sorted(LEAK)) for name in names}
+    assert found == LEAK

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cepo.credit.agreement import MethodSignal
-from cepo.report.coloured_tokens import ColouredRow, ColouredToken, coloured
-from cepo.report.html_page import CreditedResponse, Section, write_page
+from cepo.report.html_page import Section, write_page
+from cepo.report.shown_responses import ColouredRow, ColouredToken, CreditedResponse, coloured
 from lab.studies.running_totals.gates import Sample, totals_of_row
 from lab.studies.running_totals.grading import decisive_places, tokens_at
 

@@ -1,17 +1,24 @@
-"""Colours the tokens of a response by their credit, for parts of pages that are drawn without a script."""
+"""Shows responses on a page without a script: their tokens, coloured by their credit, their verdict, and their image."""
 
 from __future__ import annotations
 
+import base64
+import io
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from cepo.data.images import open_image
+from cepo.files.safe_files import damaged_as
 
 Side = Literal["more", "less", "unmeasured"]
 """The colour: blue is `more` credit or less blame, orange is `less` credit or more blame; what is unmeasured is hatched."""
 _NAMES_OF_INVISIBLE = {"\n": "↵\n", "\t": "⇥"}
 _INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _EMPTY = "∅"
+_LARGEST_SIDE = 640
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,17 @@ class ColouredRow:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CreditedResponse:
+    """A response under several credits, one row each."""
+
+    title: str
+    problem: str
+    ground_truth: str
+    image: str | None
+    rows: Sequence[ColouredRow]
+
+
 def coloured(text: str, share: float, help_text: str) -> ColouredToken:
     """Returns a token in the colour of a signed share of the full colour, positive for `more`."""
     percent = round(100 * min(abs(share), 1.0))
@@ -62,3 +80,33 @@ def visible(text: str) -> str:
         else:
             characters.append(character)
     return "".join(characters) or _EMPTY
+
+
+def shown_problem(text: str) -> str:
+    """Returns the text of a problem without the marks of its images."""
+    return visible(text.replace("<image>", "").strip())
+
+
+def verdict(right: bool | None) -> str:
+    return {True: "right", False: "wrong", None: "not judged"}[right]
+
+
+def response_title(right: bool | None, reward: float, *, step: int | None = None) -> str:
+    """Returns the heading of a response: its verdict, after which step it was sampled, and its reward."""
+    mark = "✓ Right" if right else "✗ Wrong"
+    at_step = "" if step is None else f", step {step}"
+    return f"{mark} response{at_step}, reward {reward:.3g}"
+
+
+def data_uri(content: bytes) -> str:
+    """Returns a PNG or JPEG image as a data URI, reduced to 640 pixels; raises `DataError` if it cannot be decoded."""
+    image = open_image(content, formats=("PNG", "JPEG"))
+    kind = "png"
+    if max(image.size) > _LARGEST_SIDE:
+        smaller = io.BytesIO()
+        with damaged_as(Path("an image of the run"), "cannot be decoded"):
+            image.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE))
+            image.save(smaller, format="WEBP", quality=80)
+        content = smaller.getvalue()
+        kind = "webp"
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
