@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from cepo.answers.boxes import last_boxed_span
 from cepo.data.images import listed, located
 from cepo.data.json_text import json_text, number_text
 from cepo.data.messages import (
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _TAGGED = re.compile(
     r"(?:<think>.*</think>)?\s*<answer>(?P<inner>(?:(?!</answer>).)*)</answer>", re.DOTALL | re.IGNORECASE
 )
-_EMPTY_BOX = re.compile(r"(\$\$?)?\s*\\boxed\s*\{\}\s*\1?")
+_BOXED = re.compile(r"(?P<dollars>\$\$?)?\s*\\boxed\s*\{(?P<inner>.*)\}\s*(?P=dollars)?", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,16 +170,27 @@ def unwrapped(answer: str) -> str:
     while True:
         inner = ""
         tagged = _TAGGED.fullmatch(answer)
-        box = last_boxed_span(answer)
+        boxed = _BOXED.fullmatch(answer)
         if tagged is not None:
             inner = tagged["inner"].strip()
-        elif box is not None:
-            begin, end = box
-            if _EMPTY_BOX.fullmatch(answer[:begin] + answer[end:]):
-                inner = answer[begin:end].strip()
+        elif boxed is not None and _is_balanced(boxed["inner"]):
+            inner = boxed["inner"].strip()
         if not inner:
             return answer
         answer = inner
+
+
+def _is_balanced(text: str) -> bool:
+    """Returns whether each brace in a LaTeX text has its partner there, so that those around it belong together."""
+    depth = 0
+    for character in re.sub(r"\\.", "", text, flags=re.DOTALL):
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _conversation(prompt: object, key: str) -> Conversation:

@@ -62,7 +62,7 @@ HINDSIGHT = {"baseline": "hindsight"}
         *(("cepo", {"weight": {key: value}}, rf"\.weight\.{key} {said}".rstrip()) for key, value, said in BAD_WEIGHTS),
         ("cepo", {"negative": {"selct": "random"}}, r"unknown key 'algorithm\.negative\.selct'\. Did you mean 'select'\?"),
         ("cepo", {"teacher": {"sync_every": 0}}, r"\.teacher\.sync_every must be at least 1, got 0"),
-        ("cepo", {"teacher": "actor"}, r"\.teacher must be a section with keys"),
+        ("cepo", {"teacher": "actor"}, r"\.teacher must be a mapping of keys to values"),
         ("cepo", {"advantage": {"reward_low": 1.0}}, ".*reward_high 1.0 is not above reward_low 1.0"),
         ("cepo", {"advantage": HINDSIGHT, "negative": {"fallback": "neutral"}}, ".*with that baseline: student"),
         ("opsd", {"distillation": {"weight": -1.0}}, r"\.distillation\.weight must be at least 0, got -1\.0"),

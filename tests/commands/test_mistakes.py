@@ -60,7 +60,7 @@ MISTAKES = {
     "no response per problem": "evaluate config={base} n=0",
     "an unknown protocol": "evaluate protocol=papers",
     "an unclear dry run": "evaluate config={base} dry_run=ture",
-    "a comparison of folders without evaluations": "compare one two",
+    "a comparison of folders without records": "compare one two",
     "TRL's name of a setting": "train {run} --num_generations 8",
     "several names of TRL": "train {run} --learning_rate 1e-6 --report_to wandb --save_steps 20",
     "TRL's name inside a section": "train {run} trainer.resume_from_checkpoint=out/checkpoint-5",
