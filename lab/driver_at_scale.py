@@ -266,17 +266,22 @@ class AbsentRanks:
     def score(self, rows: Sequence[Any], **options: Any) -> list[Any]:
         import torch
 
-        from cepo.runtime.dispatch import encode, in_order, take
+        from cepo.runtime.dispatch import encode, in_order, select
 
         indices = self._assignment.indices_of(rows)
         answers: list[Any] = []
-        for sender, part in zip(self._senders, take(rows, indices), strict=True):
+        for sender, part in zip(self._senders, select(rows, indices), strict=True):
             self.sent_bytes += len(sender.encode(((part,), options)))
             with self._excluded():
                 message = encode([-torch.rand(len(row.response_ids)) for row in part])
             self.received_bytes += len(message)
             answers.append(pickle.loads(message))
         return in_order(answers, indices)
+
+    def score_initial(self, rows: Sequence[Any], **options: Any) -> list[Any]:
+        from cepo.data.batch import InitialScores
+
+        return [InitialScores(log_probs, None) for log_probs in self.score(rows, **options)]
 
     def update(self, batches: Sequence[Any], *, step: int) -> dict[str, Any]:
         from cepo.runtime.dispatch import split_batches

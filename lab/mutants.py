@@ -45,7 +45,8 @@ STAGES = (8.0, 40.0)
 """Limits in seconds of the stages of tests that run together; the last stage is the budget."""
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "teacher": (
-        "algorithms/references.py", "data/contexts.py", "trainer/groups.py", "trainer/planning.py", "workers/actor.py",
+        "algorithms/references.py", "data/prompts.py", "trainer/planning.py", "trainer/rollout_groups.py",
+        "workers/actor.py",
     ),
     "algorithms": ("algorithms/",),
     "losses": ("losses/",),

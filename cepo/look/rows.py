@@ -68,13 +68,18 @@ def nemo_response(row: Fields, step: int) -> RecordedResponse | None:
     reward = _number(row.get("filtered_rewards", row.get("rewards")))
     if reward is None or not any(turns):
         return None
-    marks = numpy.asarray(row["token_loss_mask"], dtype=bool)[: int(row["input_lengths"])]  # the policy's tokens
-    starts = int(marks[0]) + int((marks[1:] & ~marks[:-1]).sum())
-    ends_with_policy = bool(marks[-1]) and not turns[-1].startswith(_ENVIRONMENT)
-    first = max(1, len(turns) - (2 * starts - ends_with_policy))
+    marks = numpy.asarray(row.get("token_loss_mask", ()), dtype=bool)[
+        : int(row["input_lengths"])
+    ]  # the policy's tokens
+    first = 1
+    if len(marks):  # early releases write none
+        starts = int(marks[0]) + int((marks[1:] & ~marks[:-1]).sum())
+        ends_with_policy = bool(marks[-1]) and not turns[-1].startswith(_ENVIRONMENT)
+        first = max(1, len(turns) - (2 * starts - ends_with_policy))
     said = turns[first:]
     if len(said) > 1 and said[-1].startswith(_ENVIRONMENT):
         said = said[:-1]
+    response = "\n".join(said)
     sampled, trained = (
         numpy.asarray(row[name], dtype=float)[: len(marks)][marks] for name in ("generation_logprobs", "prev_logprobs")
     )
@@ -82,9 +87,9 @@ def nemo_response(row: Fields, step: int) -> RecordedResponse | None:
         step=step,
         group="",
         prompt=question_of("\n".join(turns[:first])),
-        response="\n".join(said),
+        response=response,
         reward=reward,
-        length=int(marks.sum()),
+        length=int(marks.sum()) if len(marks) else len(response),
         gap=_mean(numpy.abs(sampled - trained)),
         surprise=_mean(-sampled),
     )

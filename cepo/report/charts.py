@@ -24,11 +24,12 @@ _STAGES_BETWEEN_STEPS = ("validate", "save")
 _STAGES_OF_A_STEP = [stage for stage in STAGES if stage not in _STAGES_BETWEEN_STEPS]
 _DEVIATION = "the band is one standard deviation"
 _ACCURACIES = "val/accuracy val/greedy_accuracy val/blind_accuracy"
+_REWARDS = "reward/mean reward/(?!(mean|std|max|min|correct|num_raised|num_timed_out)$).*"
 CHARTS = {
     LEARNING: (
         (HELD_OUT, "fraction right", _ACCURACIES, "the band is one standard error (Wilson)"),
         ("Headroom of sampling", "fraction of problems", "val/headroom", ""),
-        ("Reward", "per response", r"reward/mean reward/(?!(mean|std|max|min|correct)$|.*num_).*", _DEVIATION),
+        ("Reward", "per response", _REWARDS, _DEVIATION),
         ("Training accuracy", "fraction right", "reward/correct", ""),
         (LENGTH, "tokens", "response_length/mean", "the band reaches from the shortest to the longest"),
         ("Responses cut by the length limit", "fraction", "response_length/clip_ratio", ""),

@@ -110,10 +110,11 @@ def derived_metrics(groups: Sequence[ResponseGroup]) -> dict[str, dict[int, floa
         }
         names_of_parts = {name for response in responses for name in response.parts}
         for name in names_of_parts if len(names_of_parts) > 1 else ():
-            measured[f"reward/{name}"] = [response.parts[name] for response in responses if name in response.parts]
+            own_values = [response.parts[name] for response in responses if name in response.parts]
+            measured.setdefault(f"reward/{name}", own_values)
         for name, values in measured.items():
             if values:
-                metrics[name][step] = statistics.fmean(values)
+                metrics[name].setdefault(step, statistics.fmean(values))
     return dict(metrics)
 
 

@@ -216,6 +216,18 @@ def test_a_file_system_without_locks_costs_a_warning(
     assert "No locks available. This run does the same work itself" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_file_system_without_flock_has_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre can be mounted so. Releases of filelock before 3.24 raised `NotImplementedError`, which ended the run."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert write("first").read_text() == "first"
+    assert write("second").read_text() == "first"
+
+
 def hold(lock: Path, seconds: int) -> None:
     """Locks an entry, as a process does that makes it or was stopped meanwhile."""
     with lock.open("wb") as file:

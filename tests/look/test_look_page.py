@@ -192,3 +192,24 @@ def test_the_band_of_lengths_is_in_the_unit_of_their_mean() -> None:
     (length,) = [chart for chart in charts_of(metrics) if chart.title == LENGTH]
     (curve,) = length.series
     assert (curve.values, curve.low, curve.high) == ([8.0], [7.0], [9.0])
+
+
+def test_the_name_of_a_reward_function_replaces_no_other_metric() -> None:
+    """The reward is the sum, 1 and 3, of which 3 is right; the functions' own means are 0, 1 and 1."""
+    responses = [
+        RecordedResponse(
+            step=1,
+            group="0",
+            prompt="",
+            response="",
+            reward=1.0 + correct,
+            length=1,
+            right=correct > 0,
+            parts={"correct": correct, "mean": 0.0, "num_words": 1.0},
+        )
+        for correct in (0.0, 2.0)
+    ]
+    metrics = Observed(groups_of(responses)).metrics
+    assert (metrics["reward/mean"], metrics["reward/correct"]) == ({1: 2.0}, {1: 0.5})
+    (reward,) = [chart for chart in charts_of(metrics) if chart.title == "Reward"]
+    assert [curve.label for curve in reward.series] == ["mean", "num words"]

@@ -162,6 +162,11 @@ def test_nemo_rls_rows_have_the_policys_turn_and_log_probs(tmp_path: Path) -> No
             ("One?", "It is 1.", 0.0),
             id="dynamic sampling, whose rewards are of other rows",
         ),
+        pytest.param(
+            {name: value for name, value in nemo_row(1.0, 0.0).items() if name != "token_loss_mask"},
+            ("One?", "It is 1.", 1.0),
+            id="an early release, which writes no mask",
+        ),
     ],
 )
 def test_nemo_rls_special_rows(tmp_path: Path, row: Mapping[str, Any], expected: tuple[str, str, float]) -> None:
