@@ -217,11 +217,15 @@ def _by_helpers(check: RowCheck, tasks: Sequence[Sequence[int]], processes: int,
     pool = ProcessPoolExecutor(processes, fork, _become_helper, (check, os.getpid()))
     try:
         with _interrupts_held():  # a process that is not yet a helper would raise them
-            for place, task in enumerate(tasks):
-                future = pool.submit(_check_task, task)
-                places[future] = place
-                future.add_done_callback(finished.put)
-            helpers = set(multiprocessing.active_children()) - others
+            try:
+                for place, task in enumerate(tasks):
+                    future = pool.submit(_check_task, task)
+                    places[future] = place
+                    future.add_done_callback(finished.put)
+            finally:  # also if one of the processes cannot be forked: the others would never end
+                helpers = set(multiprocessing.active_children()) - others
+        # The end of the helpers is then the end of the pipe. Otherwise a result that one wrote in part is waited for for ever.
+        pool._result_queue._writer.close()  # pyright: ignore
         for _ in tasks:
             future = _next(finished)
             if future is None:
