@@ -468,6 +468,30 @@ def test_the_rows_of_a_lost_process_are_checked(
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("helped")
+def test_processes_with_slow_rows_go_on(
+    check: Check,
+    folder: Path,
+    measured: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Long videos, say: a row takes 0.2 s, so that 16 rows together take 3.2 s, longer than the limit of 2 s."""
+    many_rows(folder, number=32)
+    monkeypatch.setattr(row_check, "LONGEST_SILENCE_SECONDS", 2.0)
+    original = RowReader.measure
+
+    def slow(reader: RowReader, row: Any) -> RowMeasure:
+        time.sleep(0.2)
+        return original(reader, row)
+
+    monkeypatch.setattr(RowReader, "measure", slow)
+    assert len(check()) == 32
+    assert measured == []
+    assert "are ended" not in caplog.text
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("helped")
 def test_a_result_that_is_written_in_part_is_not_awaited(
     check: Check, folder: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
