@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import dropwhile
 from typing import Literal
 
 from cepo.answers.boxes import last_marked_answer
@@ -167,9 +168,14 @@ def _plain_line(line: str) -> str:
 
 
 def _taking_back(text: str, kind: AnswerKind | None, stated: str) -> list[re.Match[str]]:
-    """Returns the places where a text takes back what was stated. Within later lines the words are those of an explanation."""
-    places = [match for match in _TAKEN_BACK.finditer(text) if "\n" in match[0] or "\n" not in text[: match.start()]]
-    places = places[-_MOST_ENDS:]
+    """Returns the last places where a text takes back what was stated.
+
+    Within a later line the words are those of an explanation, if none came before them in the first line or at the
+    beginning of one.
+    """
+    line, _, _ = text.partition("\n")
+    matches = _TAKEN_BACK.finditer(text)
+    places = [*dropwhile(lambda match: "\n" not in match[0] and match.start() >= len(line), matches)][-_MOST_ENDS:]
     if kind == "yes_no" and yes_or_no(stated) == "no":
         return [match for match in places if not _affirms_no(text, match)]
     return places
@@ -201,7 +207,7 @@ def _replacing_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]
         elif kind == "choice":
             is_answer = bool(chosen(answer, choices))
         else:
-            is_answer = match["is"] is not None
+            is_answer = match["is"] is not None or (kind == "yes_no" and _FIRST_WORD.match(answer) is not None)
         is_taken_back = not is_denied and _NO_STATEMENT.match(behind) is not None
         if is_answer or is_taken_back:
             return answer
