@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 import multiprocessing
 import os
 import signal
@@ -214,7 +215,7 @@ def _by_helpers(check: RowCheck, tasks: Sequence[Sequence[int]], processes: int,
     others = set(multiprocessing.active_children())
     helpers: set[Any] = set()
     fork = multiprocessing.get_context("fork")
-    num_checked = fork.Value("q", lock=False)
+    num_checked = memoryview(mmap.mmap(-1, 8)).cast("q")  # which processes share, without a file
     pool = ProcessPoolExecutor(processes, fork, _become_helper, (check, num_checked, os.getpid()))
     try:
         with _interrupts_held():  # a process that is not yet a helper would raise them
@@ -260,19 +261,19 @@ def _interrupts_held() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _next(finished: SimpleQueue[Future[Any]], num_checked: Any) -> Future[Any] | None:
+def _next(finished: SimpleQueue[Future[Any]], num_checked: memoryview[int]) -> Future[Any] | None:
     """Returns the next task that is finished; None if no row was checked for too long.
 
     The time is counted: all processes may be paused. Rows count, since a task with long videos may take minutes.
     """
-    before = num_checked.value
+    before = num_checked[0]
     silence = 0.0
     while silence < LONGEST_SILENCE_SECONDS:
         interrupts.raise_if_lost()
         with suppress(Empty):
             return finished.get(timeout=_SECONDS_BETWEEN_LOOKS)
-        silence = silence + _SECONDS_BETWEEN_LOOKS if num_checked.value == before else 0.0
-        before = num_checked.value
+        silence = silence + _SECONDS_BETWEEN_LOOKS if num_checked[0] == before else 0.0
+        before = num_checked[0]
     return None
 
 
@@ -283,11 +284,11 @@ def _end(helpers: set[Any]) -> None:
 
 
 _check_of_helper: RowCheck | None = None
-_num_checked: Any = None
+_num_checked: memoryview[int] | None = None
 """The number of rows that helpers have checked, in memory that they share; some may be missed."""
 
 
-def _become_helper(check: RowCheck, num_checked: Any, parent: int) -> None:
+def _become_helper(check: RowCheck, num_checked: memoryview[int], parent: int) -> None:
     """Makes a forked process one that says nothing, leaves Ctrl-C to its parent, and ends with it."""
     global _check_of_helper, _num_checked
     _check_of_helper = check
@@ -307,9 +308,9 @@ def _end_with(parent: int) -> None:
 
 
 def _check_task(numbers: Sequence[int]) -> Any:
-    assert _check_of_helper is not None, "helpers alone run tasks"
+    assert _check_of_helper is not None and _num_checked is not None, "helpers alone run tasks"
     results: list[Tree] = []
     for number in numbers:
         results.append(_check_of_helper.row(number))
-        _num_checked.value += 1
+        _num_checked[0] += 1
     return pyarrow.Table.from_pylist(results, schema=COLUMNS)
