@@ -262,12 +262,12 @@ class _Comparison:
         """Compares lists, tuples, sets and ratios part by part; None if math-verify may know better."""
         parts = parts_of(answer)
         right_parts = parts_of(truth)
-        if parts is None:
-            return None
-        if right_parts is not None:
+        if parts is not None and right_parts is not None:
             return same_parts(parts, right_parts, self.same_part)
         # math-verify would compare 1, 3 with the ends of 1 < x < 3
-        return False if parts.kind in ("list", "set") and is_inequality(truth) else None
+        listed = parts or right_parts
+        is_listed = listed is not None and listed.kind in ("list", "set")
+        return False if is_listed and (is_inequality(truth) or is_inequality(answer)) else None
 
 
 def _as_quantities(answer: Statement, truth: Statement) -> tuple[Statement, Statement]:

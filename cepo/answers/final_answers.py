@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import dropwhile
 from typing import Literal
 
 from cepo.answers.boxes import last_marked_answer
@@ -46,7 +47,8 @@ _TAKEN_BACK = re.compile(
     r"(?P<is>(?:it|that|this)(?:\s+is|'s)\s+|应?该?是\s*)?",
     re.IGNORECASE,
 )
-"""The words with which a statement is taken back, in its own line or in a later one."""
+"""The words with which a statement is taken back, in its own line or at the beginning of a later one."""
+_MAY_AFFIRM_NO = re.compile(r"\W*(?:no|actually)\W+(?:(?:it|that|this)(?:\s+is|'s)\s+)?", re.IGNORECASE)
 _INSTEAD = re.compile(
     r"[.,;:!?]\s*(?:no,?\s+)?(?P<is>(?:it|this)(?:\s+is|'s)\s+)|[\s,;]+but\s+|[，。；]\s*(?:而?是|应?选)", re.IGNORECASE
 )
@@ -151,7 +153,7 @@ def _stated_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]) -
             behind = f"{right_option['letter']}\n{behind}"
         line, _, _ = behind.partition("\n")
         is_denied = _NO_STATEMENT.match(line) is not None
-        replacing = _replacing_answer(line if is_denied else behind, kind, choices, is_denied=is_denied)
+        replacing = _replacing_answer(line if is_denied else behind, kind, choices, None if is_denied else line)
         if replacing is not None:
             return replacing
         if not is_denied:
@@ -165,14 +167,37 @@ def _plain_line(line: str) -> str:
     return _BEFORE_A_NUMBER.sub("", _EMPHASIS.sub("", line).strip(), count=1)
 
 
-def _replacing_answer(text: str, kind: AnswerKind | None, choices: Sequence[str], *, is_denied: bool) -> str | None:
+def _taking_back(text: str, kind: AnswerKind | None, stated: str) -> list[re.Match[str]]:
+    """Returns the last places where a text takes back what was stated.
+
+    Within a later line the words are those of an explanation, if none came before them in the first line or at the
+    beginning of one.
+    """
+    line, _, _ = text.partition("\n")
+    matches = _TAKEN_BACK.finditer(text)
+    places = [*dropwhile(lambda match: "\n" not in match[0] and match.start() >= len(line), matches)][-_MOST_ENDS:]
+    if kind == "yes_no" and yes_or_no(stated) == "no":
+        return [match for match in places if not _affirms_no(text, match)]
+    return places
+
+
+def _affirms_no(text: str, match: re.Match[str]) -> bool:
+    """Returns whether words behind `No.` only say why, as in `No, it is a dog.` or `Actually, it is green.`"""
+    behind, _, _ = text[match.end() :].partition("\n")
+    is_affirming = _MAY_AFFIRM_NO.fullmatch(match[0]) is not None
+    return is_affirming and _NO_STATEMENT.match(behind) is None and yes_or_no(behind) != "yes"
+
+
+def _replacing_answer(text: str, kind: AnswerKind | None, choices: Sequence[str], stated: str | None) -> str | None:
     """Returns what a text states last in place of an answer that it denies or takes back; None if it does not.
 
-    An answer that is said to be wrong, without another one, is replaced by these words, which are no answer.
+    `stated` is the answer that it may take back, or None if it denies one. An answer that is said to be wrong, without
+    another one, is replaced by these words, which are no answer.
     """
-    pattern = _INSTEAD if is_denied else _TAKEN_BACK
+    is_denied = stated is None
+    places = [*_INSTEAD.finditer(text)][-_MOST_ENDS:] if stated is None else _taking_back(text, kind, stated)
     options = {choice.casefold() for choice in choices}
-    for match in reversed(list(pattern.finditer(text))[-_MOST_ENDS:]):
+    for match in reversed(places):
         if match[0].strip(" .,!").casefold() in options:  # `(B). No.`
             continue
         behind, _, _ = text[match.end() :].partition("\n")
@@ -182,7 +207,7 @@ def _replacing_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]
         elif kind == "choice":
             is_answer = bool(chosen(answer, choices))
         else:
-            is_answer = match["is"] is not None
+            is_answer = match["is"] is not None or (kind == "yes_no" and _FIRST_WORD.match(answer) is not None)
         is_taken_back = not is_denied and _NO_STATEMENT.match(behind) is not None
         if is_answer or is_taken_back:
             return answer
@@ -249,10 +274,10 @@ def _answer_in_a_line(text: str, kind: AnswerKind | None, choices: Sequence[str]
 
 def _unless_taken_back(answer: str, behind: str, kind: AnswerKind, choices: Sequence[str]) -> str | None:
     """Returns an answer, or what the text behind it states in its place; None if that only casts doubt on it."""
-    replacing = _replacing_answer(behind, kind, choices, is_denied=False)
+    replacing = _replacing_answer(behind, kind, choices, answer)
     if replacing is not None:
         return replacing
-    return None if _TAKEN_BACK.search(behind) else answer
+    return None if _taking_back(behind, kind, answer) else answer
 
 
 def _is_choice_alone(line: str, others: Sequence[str], choices: Sequence[str]) -> bool:

@@ -15,6 +15,10 @@ _TENS: list[str] = UNITS["tens"].split()
 _VALUES = dict(zip(_SMALL, range(20), strict=True)) | dict(zip(_TENS, range(20, 100, 10), strict=True))
 _NUMERALS = "零一二两三四五六七八九十"
 _CHINESE = re.compile(rf"(?P<percent>百分之)?(?P<numerals>[{_NUMERALS}][{_NUMERALS}百千万亿]*)(?P<unit>.*)")
+_NO_NUMBER = re.compile(r"[一二两三四五六七八九]{2}|[百千万亿][一二两三四五六七八九]$|^零.")
+"""Numerals that are read digit by digit (`一九八四`), or whose last digit may count tens or more (`二百五`)."""
+_ANOTHER_NUMBER = {*_VALUES, "point", "per", "am", "pm"}
+"""Words behind a number that begin another part of it, or make it another quantity."""
 
 
 def with_digits(nodes: list[Node]) -> list[Node]:
@@ -34,8 +38,9 @@ def with_digits(nodes: list[Node]) -> list[Node]:
             value += units
         else:
             length = 1
-    behind = nodes[length : length + 1]
-    is_alone = not behind or is_sign(behind[0], "%") or (is_letters(behind[0]) and word_of(behind[0]) not in _VALUES)
+    behind = nodes[length:]
+    is_alone = not behind or is_sign(behind[0], "%") or is_letters(behind[0])
+    is_alone = is_alone and _ANOTHER_NUMBER.isdisjoint(map(word_of, behind))
     if value is None or not is_alone:
         return nodes
     return [Token("number", str(value), nodes[0].spaced), *nodes[length:]]
@@ -44,7 +49,7 @@ def with_digits(nodes: list[Node]) -> list[Node]:
 def _chinese_number(node: Node) -> list[Node]:
     """Returns the number, percent sign and unit of `二十米`; the node alone if it is another word, as in `一次函数`."""
     match = _CHINESE.fullmatch(text_of(node))
-    if match is None:
+    if match is None or _NO_NUMBER.search(match["numerals"]):
         return [node]
     unit = known_unit(match["unit"])
     is_counter = len(match["unit"]) == 1 or (unit is not None and not counts_things(unit))

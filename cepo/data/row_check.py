@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 import multiprocessing
 import os
 import signal
@@ -44,7 +45,7 @@ TRIAL_SECONDS = 1.0
 """How long this process checks alone at first. A fault of all rows is found then, and a small set is checked whole."""
 MOST_PROCESSES = 16
 LONGEST_SILENCE_SECONDS = 60.0
-"""The time without a finished task after which helping processes are ended."""
+"""The time without a checked row after which helping processes are ended."""
 _ROWS_OF_TASK = 16
 _SECONDS_BETWEEN_LOOKS = 0.5
 _LONGEST_REASON = 1000
@@ -214,16 +215,21 @@ def _by_helpers(check: RowCheck, tasks: Sequence[Sequence[int]], processes: int,
     others = set(multiprocessing.active_children())
     helpers: set[Any] = set()
     fork = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(processes, fork, _become_helper, (check, os.getpid()))
+    num_checked = memoryview(mmap.mmap(-1, 8)).cast("q")  # which processes share, without a file
+    pool = ProcessPoolExecutor(processes, fork, _become_helper, (check, num_checked, os.getpid()))
     try:
         with _interrupts_held():  # a process that is not yet a helper would raise them
-            for place, task in enumerate(tasks):
-                future = pool.submit(_check_task, task)
-                places[future] = place
-                future.add_done_callback(finished.put)
-            helpers = set(multiprocessing.active_children()) - others
+            try:
+                for place, task in enumerate(tasks):
+                    future = pool.submit(_check_task, task)
+                    places[future] = place
+                    future.add_done_callback(finished.put)
+            finally:  # also if one of the processes cannot be forked: the others would never end
+                helpers = set(multiprocessing.active_children()) - others
+        # The end of the helpers is then the end of the pipe. Otherwise a result that one wrote in part is waited for for ever.
+        pool._result_queue._writer.close()  # pyright: ignore
         for _ in tasks:
-            future = _next(finished)
+            future = _next(finished, num_checked)
             if future is None:
                 logger.warning(
                     "no row was checked for %.0f s: the helping processes are ended", LONGEST_SILENCE_SECONDS
@@ -255,12 +261,19 @@ def _interrupts_held() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _next(finished: SimpleQueue[Future[Any]]) -> Future[Any] | None:
-    """Returns the next task that is finished; None if none is for too long, which is counted: all processes may be paused."""
-    for _ in range(int(LONGEST_SILENCE_SECONDS / _SECONDS_BETWEEN_LOOKS)):
+def _next(finished: SimpleQueue[Future[Any]], num_checked: memoryview[int]) -> Future[Any] | None:
+    """Returns the next task that is finished; None if no row was checked for too long.
+
+    The time is counted: all processes may be paused. Rows count, since a task with long videos may take minutes.
+    """
+    before = num_checked[0]
+    silence = 0.0
+    while silence < LONGEST_SILENCE_SECONDS:
         interrupts.raise_if_lost()
         with suppress(Empty):
             return finished.get(timeout=_SECONDS_BETWEEN_LOOKS)
+        silence = silence + _SECONDS_BETWEEN_LOOKS if num_checked[0] == before else 0.0
+        before = num_checked[0]
     return None
 
 
@@ -271,12 +284,15 @@ def _end(helpers: set[Any]) -> None:
 
 
 _check_of_helper: RowCheck | None = None
+_num_checked: memoryview[int] | None = None
+"""The number of rows that helpers have checked, in memory that they share; some may be missed."""
 
 
-def _become_helper(check: RowCheck, parent: int) -> None:
+def _become_helper(check: RowCheck, num_checked: memoryview[int], parent: int) -> None:
     """Makes a forked process one that says nothing, leaves Ctrl-C to its parent, and ends with it."""
-    global _check_of_helper
+    global _check_of_helper, _num_checked
     _check_of_helper = check
+    _num_checked = num_checked
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent,), name="cepo-parent", daemon=True).start()
@@ -292,5 +308,9 @@ def _end_with(parent: int) -> None:
 
 
 def _check_task(numbers: Sequence[int]) -> Any:
-    assert _check_of_helper is not None, "helpers alone run tasks"
-    return pyarrow.Table.from_pylist([_check_of_helper.row(number) for number in numbers], schema=COLUMNS)
+    assert _check_of_helper is not None and _num_checked is not None, "helpers alone run tasks"
+    results: list[Tree] = []
+    for number in numbers:
+        results.append(_check_of_helper.row(number))
+        _num_checked[0] += 1
+    return pyarrow.Table.from_pylist(results, schema=COLUMNS)

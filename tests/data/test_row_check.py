@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -12,6 +14,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +464,81 @@ def test_the_rows_of_a_lost_process_are_checked(
     assert "<image>row 150" in measured
     assert "This process checks its rows" in caplog.text
     assert ("the helping processes are ended" in caplog.text) == (failure != kill_itself)
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("helped")
+def test_processes_with_slow_rows_go_on(
+    check: Check,
+    folder: Path,
+    measured: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Long videos, say: a row takes 0.2 s, so that 16 rows together take 3.2 s, longer than the limit of 2 s."""
+    many_rows(folder, number=32)
+    monkeypatch.setattr(row_check, "LONGEST_SILENCE_SECONDS", 2.0)
+    original = RowReader.measure
+
+    def slow(reader: RowReader, row: Any) -> RowMeasure:
+        time.sleep(0.2)
+        return original(reader, row)
+
+    monkeypatch.setattr(RowReader, "measure", slow)
+    assert len(check()) == 32
+    assert measured == []
+    assert "are ended" not in caplog.text
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("helped")
+def test_a_result_that_is_written_in_part_is_not_awaited(
+    check: Check, folder: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process is killed while it writes a result into the pipe, whose rest would be waited for for ever."""
+    many_rows(folder)
+    monkeypatch.setattr(row_check, "LONGEST_SILENCE_SECONDS", 2.0)
+    this_process = os.getpid()
+    original = Connection._send  # pyright: ignore
+
+    def half(self: Any, content: Any, *rest: Any) -> None:
+        if os.getpid() != this_process:
+            os.write(self.fileno(), bytes(content)[: len(content) // 2])
+            kill_itself()
+        original(self, content, *rest)
+
+    monkeypatch.setattr(Connection, "_send", half)
+    assert len(check()) == 200
+    assert len(measured) == 200
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("helped")
+def test_a_process_that_cannot_be_forked_leaves_none(
+    check: Check, folder: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two fails, as at a limit of processes; the first would wait for rows for ever."""
+    many_rows(folder)
+    original = os.fork
+    forked: list[int] = []
+
+    def fork() -> int:
+        if forked:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        forked.append(original())
+        return forked[0]
+
+    monkeypatch.setattr(os, "fork", fork)
+    before = set(multiprocessing.active_children())
+    try:
+        assert len(check()) == 200
+        assert len(measured) == 200
+        for child in set(multiprocessing.active_children()) - before:
+            child.join(5)
+        assert set(multiprocessing.active_children()) == before
+    finally:
+        for child in set(multiprocessing.active_children()) - before:
+            child.kill()
 
 
 def test_row_70_000_is_named(tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch) -> None:
