@@ -352,19 +352,19 @@ def _mean_of_defined(figures: Numbers) -> float:
     return float(defined.mean()) if len(defined) else numpy.nan
 
 
-def value_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Figure]:
+def value_figures(truth: Truth, estimate: Numbers, *, seed: int) -> dict[str, Figure]:
     """Compares a value with V: correlations, and the mean gap of its calibration curve."""
 
     def metrics(tokens: _Indices) -> dict[str, float]:
-        drawn = numbers[tokens]
+        believed = estimate[tokens]
         true = truth.value[tokens]
         gaps = 0.0  # summed over tokens
-        for point in calibration(drawn, true):
+        for point in calibration(believed, true):
             gaps += point["num_tokens"] * abs(point["believed"] - point["true"])
         return {
-            "pearson": pearson(drawn, true),
-            "pearson_corrected": noise_corrected(drawn, true, truth.value_halves[:, tokens]),
-            "calibration_error": gaps / len(drawn),
+            "pearson": pearson(believed, true),
+            "pearson_corrected": noise_corrected(believed, true, truth.value_halves[:, tokens]),
+            "calibration_error": gaps / len(believed),
         }
 
     return bootstrap(truth.problem, metrics, seed=[seed, 3])
