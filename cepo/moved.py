@@ -31,7 +31,6 @@ MOVED: Mapping[str, str] = {
     "doctor.preflight": "runtime.preflight",
     "doctor.printing": "commands.doctor",
     "credit.tables": "credit.credit_page",
-    "evaluation.group_scores": "evaluation.statistics",
     "evaluation.lmms_export": "evaluation.lmms",
     "evaluation.measuring": "evaluation.evaluate",
     "evaluation.named_sources": "evaluation.benchmark_names",

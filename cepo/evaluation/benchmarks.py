@@ -13,8 +13,9 @@ from cepo.data.tables import Rows, read_source
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation import formats
 from cepo.evaluation.benchmark_names import TITLES, NamedSource
+from cepo.evaluation.group_scores import hallusionbench_scores, wemath_scores
 from cepo.evaluation.lmms import LMMS_TASKS, SYSTEM_PROMPT
-from cepo.evaluation.statistics import Row, hallusionbench_scores, wemath_scores
+from cepo.evaluation.statistics import Row
 from cepo.files.trees import Fields, Tree, is_list
 from cepo.models.text_codec import IMAGE_MARK
 

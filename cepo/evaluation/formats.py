@@ -6,7 +6,7 @@ A converter returns what differs from the defaults of `cepo.evaluation.benchmark
 - `answer`, and for `cepo.rewards.benchmark` also `answer_kind`, `choices`, `tolerance`, `decimals`, `alternatives`;
 - `cluster`: rows with the same one are dependent;
 - `categories`: values by the name of the category, by which accuracies are also given;
-- `groups`: what the benchmark's own scores (`cepo.evaluation.statistics`) need to know of the row.
+- `groups`: what the benchmark's own scores (`cepo.evaluation.group_scores`) need to know of the row.
 
 The columns are those of the data sets that the benchmarks' authors and lmms-eval publish (lmms-eval 75571cf,
 lmms_eval/tasks/*; github.com/lupantech/MathVista, ZrrSkywalker/MathVerse, MMMU-Benchmark/MMMU,
@@ -24,7 +24,6 @@ from typing import Any, cast
 from cepo.answers import LETTERS, chosen, kind_of
 from cepo.data.row_parser import cell_text
 from cepo.errors import DataError
-from cepo.evaluation.statistics import WEMATH_STEPS
 from cepo.files.trees import Fields, Tree, is_list, is_mapping
 from cepo.models.text_codec import IMAGE_MARK
 from cepo.rewards.benchmark import options_in_text
@@ -37,6 +36,9 @@ _MMMU_ID = re.compile(r"(?:dev|validation|test)_(?P<subject>.+)_\d+")
 _DECIMALS = re.compile(r"\d{1,3}(?:\.0*)?", re.ASCII)
 _MOST_DECIMALS = 15
 _MOST_IMAGES = 7
+
+WEMATH_STEPS = {"2steps": 2, "3steps": 3}
+"""The number of one-step rows in a group, by the beginning of the rows' `key`."""
 
 DISCIPLINES = {
     "Art and Design": ("Art", "Art_Theory", "Design", "Music"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from evaluation_folders import graded
 
-from cepo.evaluation.statistics import hallusionbench_scores, wemath_outcome, wemath_scores
+from cepo.evaluation.group_scores import hallusionbench_scores, wemath_outcome, wemath_scores
 
 
 def seen(
