@@ -24,14 +24,19 @@ def joined_thousands(text: str, commas: bool) -> str:
     """
 
     def joined(match: re.Match[str]) -> str:
-        before = text[: match.start()]
-        depth = sum(map(before.count, ("(", "[", r"\{"))) - sum(map(before.count, (")", "]", r"\}")))
-        is_comma = match["separator"].startswith(",")
-        is_fraction = not is_comma and text[match.end() :].lstrip().startswith("/")  # `2 333/500`
-        is_kept = is_fraction or (is_comma and (depth > 0 or not commas))
-        return match[0] if is_kept else match[0].replace(match["separator"], "")
+        if match["separator"].startswith(","):
+            is_number = commas and not _is_within_brackets(text[: match.start()])
+        else:
+            is_number = not text[match.end() :].lstrip().startswith("/")  # `2 333/500` is a mixed number
+        return match[0].replace(match["separator"], "") if is_number else match[0]
 
     return _THOUSANDS.sub(joined, text)
+
+
+def _is_within_brackets(before: str) -> bool:
+    opened = before.count("(") + before.count("[") + before.count(r"\{")
+    closed = before.count(")") + before.count("]") + before.count(r"\}")
+    return opened > closed
 
 
 def with_plain_numbers(text: str, commas: bool) -> str:

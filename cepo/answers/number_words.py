@@ -27,23 +27,28 @@ def with_digits(nodes: list[Node]) -> list[Node]:
         return nodes
     if not text_of(nodes[0]).isascii():
         return [*_chinese_number(nodes[0]), *nodes[1:]]
-    words = [word_of(node) for node in nodes[:3]]
-    length = 1
-    value = _VALUES.get(words[0])
-    if words[0] in _TENS:
-        is_joined = len(nodes) > 2 and is_sign(nodes[1], "-")
-        length = 3 if is_joined else 2
-        units = _VALUES.get(words[length - 1], 0) if len(words) >= length else 0
-        if value is not None and 0 < units < 10:
-            value += units
-        else:
-            length = 1
+    found = _english_number(nodes)
+    if found is None:
+        return nodes
+    value, length = found
     behind = nodes[length:]
     is_alone = not behind or is_sign(behind[0], "%") or is_letters(behind[0])
-    is_alone = is_alone and _ANOTHER_NUMBER.isdisjoint(map(word_of, behind))
-    if value is None or not is_alone:
+    if not is_alone or not _ANOTHER_NUMBER.isdisjoint(map(word_of, behind)):
         return nodes
-    return [Token("number", str(value), nodes[0].spaced), *nodes[length:]]
+    return [Token("number", str(value), nodes[0].spaced), *behind]
+
+
+def _english_number(nodes: list[Node]) -> tuple[int, int] | None:
+    """Returns the value of the number words at the beginning and how many nodes they are; None if there are none."""
+    value = _VALUES.get(word_of(nodes[0]))
+    if value is None:
+        return None
+    if value >= 20:
+        place = 2 if len(nodes) > 2 and is_sign(nodes[1], "-") else 1
+        units = _VALUES.get(word_of(nodes[place]), 0) if place < len(nodes) else 0
+        if 0 < units < 10:
+            return value + units, place + 1
+    return value, 1
 
 
 def _chinese_number(node: Node) -> list[Node]:
