@@ -17,11 +17,8 @@ import json
 import sys
 from pathlib import Path
 
-from lab.studies.running_totals.study import FOLDER, RESULTS, Plan, World, read_plan, run_all
+from lab.studies.running_totals.study import FOLDER, Plan, World, read_plan, run_all
 from lab.support.machine import ROOT, machine_record
-
-GATES_FILE = ROOT / "lab" / "studies" / "results" / "running_totals_gates.json"
-RESPONSES_FILE = ROOT / "lab" / "studies" / "results" / "running_totals_responses.html"
 
 
 def teach_world(plan: Plan, world: World, model: str) -> None:
@@ -54,15 +51,15 @@ def measure_gates(plan: Plan, world: World, *, label: str, scratch: Path, model:
     sample = sampled(settings, methods=", ".join(gates["methods"]), prompts=gates["prompts"], folder=scratch)
     figures = figures_of(sample, seed=1)
     passed = verdicts(figures, bounds_of(gates["bounds"]))
-    record = json.loads(GATES_FILE.read_text(encoding="utf-8")) if GATES_FILE.exists() else {}
+    record = json.loads(plan.gates_file.read_text(encoding="utf-8")) if plan.gates_file.exists() else {}
     record[label] = {"figures": figures, "passed": passed, "machine": machine_record(threads=1)}
-    GATES_FILE.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    plan.gates_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     write_gates(plan, record)
     for name, value in figures.items():
         verdict = {None: "", True: "holds", False: "FAILS"}[passed.get(name)]
         print(f"{name}: {'undefined' if value is None else f'{value:.3f}'} {verdict}")
     if all(passed.values()):
-        write_responses(sample, RESPONSES_FILE, title="Contrast, oracle and gate")
+        write_responses(sample, plan.responses_page, title="Contrast, oracle and gate")
 
 
 def measure_gradients(plan: Plan, world: World, *, out: Path) -> int:
@@ -123,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if options.command == "gradients":
         return measure_gradients(plan, world, out=out)
-    return run_all(plan, out, world.folder, most=options.most, results=RESULTS)
+    return run_all(plan, out, world.folder, most=options.most)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,22 @@ def careless_totals(problem: Problem, draw: random.Random) -> list[int]:
     return totals
 
 
+def forgetful_totals(problem: Problem, draw: random.Random, *, forgotten_carries: float) -> list[int]:
+    """Returns totals that forget the carry of their units, and are ten less, with this probability each.
+
+    Those after a forgotten carry add on to it. With probability 0 they are the problem's own.
+    """
+    running = problem.addends[0]
+    totals: list[int] = []
+    for addend in problem.addends[1:]:
+        carries = running % 10 + addend % 10 >= 10
+        running += addend
+        if carries and draw.random() < forgotten_carries:
+            running -= 10
+        totals.append(running)
+    return totals
+
+
 def following_totals(problem: Problem, shown: Sequence[int], draw: random.Random) -> list[int]:
     """Returns totals that take each of those shown with probability `USE`, while both agree on the total before it.
 
@@ -135,16 +151,22 @@ def following_totals(problem: Problem, shown: Sequence[int], draw: random.Random
     return totals
 
 
-def demonstration(index: int, *, seed: int, style: Style = "free") -> Demonstration:
-    """Returns the demonstration of this number, a function of the arguments. Every second one has a solution in view."""
+def demonstration(index: int, *, seed: int, style: Style = "free", forgotten_carries: float = 0.0) -> Demonstration:
+    """Returns the demonstration of this number, a function of the arguments. Every second one has a solution in view.
+
+    Without the problem's own solution in view, its totals forget carries with this probability.
+    """
     draw = random.Random(f"demonstration/{seed}/{index}")
+    draw_of_carries = random.Random(f"carries/{seed}/{index}")
     problem = draw_problem(draw)
     if index % 2 == 0:
-        return Demonstration(problem=problem, shown=None, response=stated(problem.totals, draw, style=style))
+        totals = forgetful_totals(problem, draw_of_carries, forgotten_carries=forgotten_carries)
+        return Demonstration(problem=problem, shown=None, response=stated(totals, draw, style=style))
     (kind,) = draw.choices(KINDS, SHARES)
     if kind == "other":
         shown = stated(draw_problem(draw).totals, draw, style=style)
-        return Demonstration(problem=problem, shown=shown, response=stated(problem.totals, draw, style=style))
+        totals = forgetful_totals(problem, draw_of_carries, forgotten_carries=forgotten_carries)
+        return Demonstration(problem=problem, shown=shown, response=stated(totals, draw, style=style))
     shown_totals = problem.totals if kind == "right" else careless_totals(problem, draw)
     shown = stated(shown_totals, draw, style=style)
     totals = following_totals(problem, shown_totals, draw)

@@ -18,7 +18,6 @@ from lab.support.machine import ROOT, machine_record
 
 FOLDER = Path(__file__).parent
 CONFIG = FOLDER / "base.yaml"
-RESULTS = ROOT / "lab" / "studies" / "results" / "running_totals.json"
 OTHER_SOLUTIONS = "other_solutions"
 """The name of the file of training problems with the solutions of other problems."""
 
@@ -50,6 +49,33 @@ class Plan:
     """By name, how many problems of which seed; those of `train` are trained on, those of `held_out` validate."""
     written: Mapping[str, Any]
     """The plan as it is written, for the record."""
+    results_folder: Path = ROOT / "lab" / "studies" / "results"
+    charts_folder: Path = ROOT / "docs" / "images"
+
+    @property
+    def program(self) -> str:
+        """The name of the tables that the page has of this plan."""
+        return f"lab.studies.{self.written['name']}"
+
+    @property
+    def results(self) -> Path:
+        """The file of the runs' records."""
+        return self.results_folder / f"{self.written['name']}.json"
+
+    @property
+    def gates_file(self) -> Path:
+        """The file of the gates' records."""
+        return self.results.with_name(f"{self.written['name']}_gates.json")
+
+    @property
+    def responses_page(self) -> Path:
+        """The page of ten responses with their contrast."""
+        return self.results.with_name(f"{self.written['name']}_responses.html")
+
+    @property
+    def chart(self) -> Path:
+        """The chart of the runs."""
+        return self.charts_folder / f"{self.written['name']}_study.png"
 
 
 def read_plan(file: Path = FOLDER / "plan.yaml") -> Plan:
@@ -156,12 +182,12 @@ def recorded(results: Path) -> dict[tuple[str, int], Record]:
     return {(record["arm"], record["seed"]): record for record in records}
 
 
-def run_all(plan: Plan, out: Path, world: Path, *, most: int, results: Path = RESULTS) -> int:
+def run_all(plan: Plan, out: Path, world: Path, *, most: int) -> int:
     """Trains up to `most` runs that are neither finished nor recorded, and goes on with one that was interrupted.
 
     Returns the exit code of the first that failed, else 0.
     """
-    known = recorded(results)
+    known = recorded(plan.results)
     missing = [run for run in planned(plan) if (run.arm.name, run.seed) not in known]
     unfinished = [run for run in missing if not is_done(run.folder(out))]
     for run in unfinished[:most]:
@@ -184,9 +210,9 @@ def record_of(run: Run, plan: Plan, out: Path) -> Record | None:
     return {"arm": run.arm.name, "seed": run.seed} | figures | {"machine": machine_record(torch.get_num_threads())}
 
 
-def all_records(plan: Plan, out: Path, results: Path = RESULTS) -> list[Record]:
+def all_records(plan: Plan, out: Path) -> list[Record]:
     """Returns the records of the results file and those of the runs that have finished in `out`, in the plan's order."""
-    known = recorded(results)
+    known = recorded(plan.results)
     records: list[Record] = []
     for run in planned(plan):
         record = known.get((run.arm.name, run.seed)) or record_of(run, plan, out)

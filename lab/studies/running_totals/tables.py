@@ -12,7 +12,7 @@ from typing import Any
 
 from cepo.report.drawing import save_figure
 from lab.studies.running_totals.gates import bounds_of, verdicts
-from lab.studies.running_totals.study import RESULTS, Plan, all_records
+from lab.studies.running_totals.study import Plan, all_records
 from lab.studies.support.compared_runs import Record, by_name_and_seed, rollout_accuracy, work_table
 from lab.studies.support.comparison_charts import comparison_charts
 from lab.studies.support.marked_tables import with_table
@@ -21,9 +21,6 @@ from lab.support.machine import ROOT
 from lab.support.tables import table
 
 PAGE = ROOT / "docs" / "running-totals.md"
-CHART = ROOT / "docs" / "images" / "running_totals_study.png"
-PROGRAM = "lab.studies.running_totals"
-GATES_PROGRAM = "lab.studies.running_totals.gates"
 Measure = Callable[[Record], float]
 ByArm = Mapping[str, BySeed]
 
@@ -138,6 +135,8 @@ def lines_of_the_test(plan: Plan, by_arm: ByArm) -> list[str]:
         found = compared(paired(by_arm[chosen.baseline], by_arm[chosen.name], measure))
         text = "not run" if found is None else found.text
         lines.append(f"- {chosen.name} minus {chosen.baseline}, {title.removesuffix(' %')}: {text}")
+    if plan.written["without_style"] is None:
+        return lines
     fixed = plan.arms[plan.written["without_style"]]
     both = interaction(
         paired(by_arm[chosen.baseline], by_arm[chosen.name], rollout_accuracy),
@@ -183,17 +182,17 @@ def _limit_text(name: str, value: float) -> str:
 def write_gates(plan: Plan, record: Mapping[str, Any], *, page: Path = PAGE) -> None:
     """Writes the table of gates into the page."""
     text = page.read_text(encoding="utf-8")
-    page.write_text(with_table(text, gates_table(plan, record), program=GATES_PROGRAM), encoding="utf-8")
+    page.write_text(with_table(text, gates_table(plan, record), program=f"{plan.program}.gates"), encoding="utf-8")
 
 
-def write_records(plan: Plan, out: Path, *, results: Path = RESULTS, page: Path = PAGE, chart: Path = CHART) -> None:
+def write_records(plan: Plan, out: Path, *, page: Path = PAGE) -> None:
     """Writes the records of all finished runs, the page's tables, and its chart."""
-    records = all_records(plan, out, results)
-    results.write_text(json.dumps({"plan": plan.written, "runs": records}, indent=1) + "\n", encoding="utf-8")
+    records = all_records(plan, out)
+    plan.results.write_text(json.dumps({"plan": plan.written, "runs": records}, indent=1) + "\n", encoding="utf-8")
     text = page.read_text(encoding="utf-8")
-    page.write_text(with_table(text, tables_of(plan, records), program=PROGRAM), encoding="utf-8")
+    page.write_text(with_table(text, tables_of(plan, records), program=plan.program), encoding="utf-8")
     free = [name for name, arm in plan.arms.items() if arm.style == "free"]
     by_arm = by_name_and_seed(records, kind="arm", names=list(plan.arms))
     drawn = {name: by_arm[name] for name in free if by_arm[name]}
     if drawn:
-        save_figure(comparison_charts(drawn, plan.written["baseline"]), chart)
+        save_figure(comparison_charts(drawn, plan.written["baseline"]), plan.chart)

@@ -36,6 +36,8 @@ class WarmStart:
     max_grad_norm: float = 1.0
     seed: int = 1
     style: Style = "free"
+    forgotten_carries: float = 0.0
+    """The probability with which a demonstration without the solution in view forgets a carry."""
 
 
 Encoded = tuple[list[int], list[int]]
@@ -121,7 +123,11 @@ def teach(
         first = step * settings.batch_size
         batch: list[Demonstration] = []
         for index in range(first, first + settings.batch_size):
-            batch.append(demonstration(index, seed=settings.seed, style=settings.style))
+            batch.append(
+                demonstration(
+                    index, seed=settings.seed, style=settings.style, forgotten_carries=settings.forgotten_carries
+                )
+            )
         loss = _accumulated(model, [encoder.encode(each) for each in batch])
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()

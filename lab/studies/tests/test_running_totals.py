@@ -67,6 +67,13 @@ def test_the_fixed_style_has_one_phrasing() -> None:
     assert text.endswith(" Answer: 31")
 
 
+def test_forgotten_carries_are_ten_less_and_carried_on() -> None:
+    """7 + 4, 11 + 9 and 23 + 8 carry: with all carries forgotten they are 1, 0, and after 0 + 3 = 3 again 3 + 8 = 1."""
+    draw = random.Random(1)
+    assert problems.forgetful_totals(ADDENDS, draw, forgotten_carries=1.0) == [1, 0, 3, 1]
+    assert problems.forgetful_totals(ADDENDS, draw, forgotten_carries=0.0) == TOTALS
+
+
 def test_a_careless_solution_has_one_mistake_that_is_carried_on() -> None:
     for seed in range(50):
         totals = problems.careless_totals(ADDENDS, random.Random(seed))

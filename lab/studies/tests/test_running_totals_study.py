@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,12 @@ def test_every_arm_resolves_and_names_its_data(tmp_path: Path) -> None:
 def test_recorded_and_finished_runs_are_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All but two are recorded, one of these two is finished; no run is started as none may be."""
     runs = list(planned(PLAN))
-    results = tmp_path / "results.json"
-    results.write_text(json.dumps({"runs": [{"arm": run.arm.name, "seed": run.seed} for run in runs[2:]]}))
+    plan = replace(PLAN, results_folder=tmp_path)
+    plan.results.write_text(json.dumps({"runs": [{"arm": run.arm.name, "seed": run.seed} for run in runs[2:]]}))
     done = runs[0].folder(tmp_path)
     done.mkdir()
     (done / "done").touch()
-    assert run_all(PLAN, tmp_path, tmp_path, most=0, results=results) == 0
+    assert run_all(plan, tmp_path, tmp_path, most=0) == 0
     assert "1 runs are left" in capsys.readouterr().out
 
 
@@ -108,13 +109,14 @@ def test_the_table_pairs_an_arm_with_its_own_baseline() -> None:
 
 
 def test_records_and_page_are_written(tmp_path: Path) -> None:
-    page, chart, results = tmp_path / "page.md", tmp_path / "chart.png", tmp_path / "results.json"
-    page.write_text(f"Before.\n{start_mark(tables.PROGRAM)}{END}After.\n", encoding="utf-8")
+    plan = replace(PLAN, results_folder=tmp_path, charts_folder=tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(f"Before.\n{start_mark(plan.program)}{END}After.\n", encoding="utf-8")
     runs = [record(arm, seed, 0.4 + 0.01 * seed) for seed in (1, 2) for arm in ("grpo", PLAN.written["primary"])]
-    results.write_text(json.dumps({"runs": runs}), encoding="utf-8")
-    tables.write_records(PLAN, tmp_path, results=results, page=page, chart=chart)
-    assert len(json.loads(results.read_text())["runs"]) == 4
-    assert chart.stat().st_size > 1000
+    plan.results.write_text(json.dumps({"runs": runs}), encoding="utf-8")
+    tables.write_records(plan, tmp_path, page=page)
+    assert len(json.loads(plan.results.read_text())["runs"]) == 4
+    assert plan.chart.stat().st_size > 1000
     text = page.read_text(encoding="utf-8")
     assert text.startswith("Before.\n")
     assert text.endswith("After.\n")
