@@ -6,7 +6,7 @@ their types.
 
 import sys
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 # Older Pythons must be able to parse this file, so that they print this message.
 if sys.version_info < (3, 11):  # noqa: UP036
