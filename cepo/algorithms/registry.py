@@ -19,8 +19,6 @@ from cepo.sections.registry import Registry
 METHODS: Registry[Estimator] = Registry(
     "algorithm.adv_estimator", settings.SharedSettings, Estimator, decorator="register_estimator"
 )
-SHARED = METHODS.shared
-"""The types of the settings and sections of `algorithm` that methods share, by name."""
 _plugins: dict[Path, list[str]] = {}
 _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
 
@@ -66,19 +64,9 @@ def estimator_class(name: str) -> type[Estimator]:
     return METHODS.class_of(name)
 
 
-def own_fields(name: str) -> list[str]:
-    """Returns the settings of the method that no other has, `algorithm.<name>.*`."""
-    return METHODS.own_fields(name)
-
-
 def path_of(name: str) -> str:
     """Returns the key before those of a method's settings in messages: `algorithm` if it has none of its own."""
-    return f"algorithm.{name}" if own_fields(name) else "algorithm"
-
-
-def presets_of(name: str) -> Tree:
-    """Returns the method's defaults of the shared settings that it reads."""
-    return METHODS.presets_of(name)
+    return f"algorithm.{name}" if METHODS.own_fields(name) else "algorithm"
 
 
 def section_of(name: str, algorithm: Fields) -> Tree:
