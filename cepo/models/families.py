@@ -337,13 +337,6 @@ class Qwen35(GridFamily):
         return super().why_not_vllm(use)
 
 
-class Glm46V(GridFamily):
-    """Supports transformers' `glm46v`; the published GLM-4.6V-Flash is a `glm4v`."""
-
-    def why_not_vllm(self, use: EngineUse) -> str | None:
-        return "vLLM has no model of the architecture Glm46VForConditionalGeneration"
-
-
 _TOWER = ("vision_tower", "multi_modal_projector")
 
 FAMILIES: tuple[Family, ...] = (
@@ -354,7 +347,6 @@ FAMILIES: tuple[Family, ...] = (
     Qwen35(title="Qwen3.5, Qwen3.6", model_types=("qwen3_5",)),
     Qwen35(title="Qwen3.5-MoE", model_types=("qwen3_5_moe",), has_experts=True),
     GridFamily(title="GLM-4.1V, GLM-4.6V-Flash", model_types=("glm4v",), processors=("Glm4v", "Glm46V")),
-    Glm46V(title="GLM-4.6V", model_types=("glm46v",), processors=("Glm46V",)),
     # It cuts a large image into tiles of equally many tokens between `<img>` and `</img>`.
     ProcessedFamily(
         title="InternVL3",
