@@ -75,8 +75,13 @@ def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     """
     groups_of_ranks: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
-    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        rank = min(range(num_ranks), key=lambda rank: (loads[rank], len(groups_of_ranks[rank])))
+
+    def load_and_number(rank: int) -> tuple[int, int]:
+        return loads[rank], len(groups_of_ranks[rank])
+
+    by_falling_cost = sorted(range(len(costs)), key=lambda index: -costs[index])
+    for index in by_falling_cost:
+        rank = min(range(num_ranks), key=load_and_number)
         groups_of_ranks[rank].append(index)
         loads[rank] += costs[index]
     return [sorted(groups) for groups in groups_of_ranks]
