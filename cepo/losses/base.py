@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cepo.errors import ConfigError
-from cepo.files.trees import Tree
 from cepo.losses.settings import NoLossSettings
 from cepo.metrics import Metrics, require_metrics
 
