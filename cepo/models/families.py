@@ -112,12 +112,6 @@ class Gemma3(ProcessedFamily):
     image_reader = Gemma3Reader
     why_padded = _WINDOWED_LAYERS
 
-    def why_not_vllm(self, use: EngineUse) -> str | None:
-        """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""
-        if use.on_gpu or not use.most_images:
-            return None
-        return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
-
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
         """Returns which tokens belong to an image; the model builds its attention mask from them."""
         return {"token_type_ids": (input_ids == config.image_token_id).long()}
@@ -137,7 +131,6 @@ class Gemma4(ProcessedFamily):
     models also have an audio tower, which counts as a part of the vision tower: nothing reads it.
     """
 
-    sees_whole_images: bool = False
     why_padded = _WINDOWED_LAYERS
     image_reader = Gemma4Reader
     attention: ClassVar[str | Mapping[str, str]] = {"": "sdpa", "audio_config": "eager"}
@@ -146,12 +139,6 @@ class Gemma4(ProcessedFamily):
         text: Any = config.get_text_config()
         sees_whole_images = text.use_bidirectional_attention == "vision"
         return dataclasses.replace(self, sees_whole_images=sees_whole_images, has_experts=text.enable_moe_block)
-
-    def why_not_vllm(self, use: EngineUse) -> str | None:
-        """See `Gemma3.why_not_vllm`, for models whose image tokens see each other."""
-        if self.sees_whole_images and use.most_images and not use.on_gpu:
-            return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
-        return super().why_not_vllm(use)
 
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
         """Returns which tokens belong to an image; a model that sees whole images builds its mask from them."""
@@ -365,6 +352,7 @@ FAMILIES: tuple[Family, ...] = (
         title="Gemma 3",
         model_types=("gemma3",),
         placeholder="boi_token_id",
+        sees_whole_images=True,
         vision_modules=_TOWER,
         processors=("Gemma3",),
         siglip=True,

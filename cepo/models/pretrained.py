@@ -93,7 +93,7 @@ def load_model(
             f"{section}.model_path '{path}' holds quantised weights, which cannot be trained. Give the checkpoint they "
             "were made from; worker.actor.model.lora.quantization=nf4 quantises it as it is loaded"
         )
-    auto = _model_class(family)
+    auto = model_class(family)
     options: dict[str, Any] = {
         "dtype": dtype,
         "attn_implementation": family.attention,
@@ -142,7 +142,7 @@ def _check_loaded(info: Any, *, is_critic: bool) -> None:
         raise DataError(f"the files cannot be read: {info['error_msgs'][0]!s:.300}")
 
 
-def _model_class(family: Family) -> Any:
+def model_class(family: Family) -> Any:
     """Returns transformers' class that loads a family's models."""
     import transformers
 

@@ -381,13 +381,10 @@ def gib(num_bytes: float) -> str:
 
 def shape_of(config: Any, *, trust_remote_code: bool = False) -> ModelShape:
     """Returns the shape of the model that a transformers configuration describes, built on the meta device."""
-    import transformers
-
     family = family_of(config)
-    class_name = "AutoModelForImageTextToText" if family.reads_images else "AutoModelForCausalLM"
     try:
         with torch.device("meta"):
-            model = getattr(transformers, class_name).from_config(config, trust_remote_code=trust_remote_code)
+            model = pretrained.model_class(family).from_config(config, trust_remote_code=trust_remote_code)
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"no model can be built from this configuration: {error}") from error
     tower = family.vision_parts(model)

@@ -163,14 +163,8 @@ def _has_adapter(folder: Path) -> bool:
 
 def _declared_dtype(base: BaseModel) -> torch.dtype:
     config: Any = pretrained.read_config(base.path, trust_remote_code=base.trust_remote_code)
-    # Older checkpoints declare the type only in their text part, or not at all.
-    text_config = getattr(config, "text_config", None)
-    declared = getattr(config, "dtype", None)
-    if declared is None:
-        declared = getattr(text_config, "dtype", None)
-    if isinstance(declared, str):
-        declared = getattr(torch, declared)
-    return declared or torch.float32
+    # Some checkpoints declare the type in their text part alone, or not at all.
+    return config.dtype or config.get_text_config().dtype or torch.float32
 
 
 def _with_adapter_merged(model: Any, folder: Path) -> Any:
@@ -244,8 +238,8 @@ def _write(model: Any, folder: Path, base: BaseModel, dtype: torch.dtype) -> Non
     from transformers.utils.hub import cached_file
 
     model.config.dtype = dtype
-    # Text models have no sub-configurations, and a model need not have all that its class names.
-    for name in getattr(model.config, "sub_configs", {}):
+    # A model need not have all sub-configurations that its class names.
+    for name in model.config.sub_configs:
         part = getattr(model.config, name, None)
         if part is not None:
             part.dtype = dtype
