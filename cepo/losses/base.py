@@ -66,7 +66,7 @@ class PolicyLoss(ABC):
         Config: the settings that the loss reads. A field with the name of a setting of `SharedLossSettings`, such as
             `clip_ratio_low`, takes the value of `worker.actor`, with the field's default as the loss's preset; all other
             fields are `worker.actor.loss.<name>.*`.
-        fractions: names of the metrics that `counted` returns. An instance may set them if its settings decide.
+        fractions: names of the metrics that `counted` returns. A property if the settings decide.
     """
 
     name: ClassVar[str]

@@ -26,9 +26,9 @@ class Ppo(PolicyLoss):
 
     Config = DualClipConfig
 
-    def __init__(self, config: DualClipConfig) -> None:
-        super().__init__(config)
-        self.fractions = (HIGHER,) if config.clip_ratio_dual is None else (HIGHER, LOWER)
+    @property
+    def fractions(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return (HIGHER,) if self.config.clip_ratio_dual is None else (HIGHER, LOWER)
 
     def ratio(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
         """Returns the ratio that is clipped: rho of each token."""
