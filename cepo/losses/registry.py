@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from cepo.files.trees import Fields, Tree
 from cepo.losses.base import PolicyLoss
 from cepo.losses.settings import SharedLossSettings
 from cepo.sections.reader import read_section
 from cepo.sections.registry import Registry
 
-_LossType = TypeVar("_LossType", bound="type[PolicyLoss]")
 LOSSES: Registry[PolicyLoss] = Registry(
     "worker.actor.loss_type",
     SharedLossSettings,
@@ -21,23 +17,16 @@ LOSSES: Registry[PolicyLoss] = Registry(
 )
 
 
-def register_loss(name: str) -> Callable[[_LossType], _LossType]:
-    """Decorates a subclass of `PolicyLoss` to register it as `worker.actor.loss_type=<name>`.
+register_loss = LOSSES.register
+"""Decorates a subclass of `PolicyLoss` to register it as `worker.actor.loss_type=<name>`.
 
-    Raises `ConfigError`: another class has this name, the class does not derive from `PolicyLoss` or lacks a function, or
-    a field has the name of a shared setting and another type.
-    """
-    return LOSSES.register(name)
-
-
-def available_losses() -> list[str]:
-    """Returns the names of all losses: those of `cepo/losses/` and of loaded plugins."""
-    return LOSSES.names()
-
-
-def loss_class(name: str) -> type[PolicyLoss]:
-    """Returns the class registered under `name`; raises a `ConfigError` that lists the known losses."""
-    return LOSSES.class_of(name)
+Raises `ConfigError`: another class has this name, the class does not derive from `PolicyLoss` or lacks a function, or a
+field has the name of a shared setting and another type.
+"""
+available_losses = LOSSES.names
+"""Returns the names of all losses: those of `cepo/losses/` and of loaded plugins."""
+loss_class = LOSSES.class_of
+"""Returns the class registered under a name; raises a `ConfigError` that lists the known losses."""
 
 
 def section_of(name: str, actor: Fields) -> Tree:
