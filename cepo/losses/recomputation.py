@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 
 def recomputed_in_chunks(
@@ -20,7 +21,7 @@ def recomputed_in_chunks(
     for start in range(0, max(len(inputs[0]), 1), chunk_tokens):  # one empty chunk for no tokens
         chunk = [values[start : start + chunk_tokens] for values in inputs]
         if torch.is_grad_enabled():
-            parts.append(checkpoint(compute, *chunk, use_reentrant=False))
+            parts.append(cast("tuple[Tensor, ...]", checkpoint(compute, *chunk, use_reentrant=False)))
         else:
             parts.append(compute(*chunk))
     return tuple(torch.cat(results) for results in zip(*parts, strict=True))
