@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
+from cepo.errors import ConfigError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -141,6 +143,17 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
             else:
                 merged[name] = metric
     return merged
+
+
+def require_metrics(metrics: Mapping[str, object], source: str) -> Metrics:
+    """Returns the metrics that a user's method or loss, so named, gave; raises `ConfigError` if one has no reduction."""
+    for name, value in metrics.items():
+        if not isinstance(value, Metric):
+            raise ConfigError(
+                f"{source} returned a {type(value).__name__} for the metric '{name}'; give it with its reduction, such as "
+                "cepo.types.mean_of(values, mask)"
+            )
+    return cast("Metrics", metrics)
 
 
 def results(metrics: Mapping[str, Metric]) -> dict[str, float]:

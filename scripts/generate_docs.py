@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cepo.algorithms import available_estimators, estimator_class
-from cepo.algorithms.registry import own_fields, presets_of
+from cepo.algorithms.registry import METHODS as METHOD_CLASSES
 from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, TABLE, engine_key_of
@@ -103,7 +103,7 @@ def document() -> str:
 
 
 def _method_row(name: str) -> str:
-    presets, defaults = presets_of(name), dict(leaves(default_tree(SharedSettings)))
+    presets, defaults = METHOD_CLASSES.presets_of(name), dict(leaves(default_tree(SharedSettings)))
     read = ", ".join(f"`{section}`" for section in presets) or "nothing"
     own = ", ".join(f"`{key}={written(value)}`" for key, value in leaves(presets) if key and value != defaults[key])
     return f"| `{name}` | {read} | {own} |"
@@ -317,7 +317,7 @@ def file_schema() -> Tree:
     definitions = schema["$defs"]
     for name in available_estimators():
         nodes = TypeAdapter(estimator_class(name).Config).json_schema().get("properties", {})
-        properties = {field: nodes[field] for field in own_fields(name)}
+        properties = {field: nodes[field] for field in METHOD_CLASSES.own_fields(name)}
         if properties:
             definitions[f"algorithm.{name}"] = {
                 "type": "object",

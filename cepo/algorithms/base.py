@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from cepo.algorithms import settings, statistics
 from cepo.algorithms.settings import NegativeConfig, TeacherConfig
 from cepo.errors import ConfigError
-from cepo.metrics import Metric
+from cepo.metrics import require_metrics
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
+
+    RowsByView = Mapping[str, Bool[Tensor, " B"]]
 
 BatchField = Literal["group_ids", "old_log_probs", "reward_baselines", "values"]
 """A field of `TokenBatch` that a run provides only for methods that declare it in `reads`."""
@@ -68,10 +70,7 @@ class Estimator(ABC):
         return bool(self.views)
 
     def live_rows(
-        self,
-        rewards: Float[Tensor, " B"],
-        group_ids: Int64[Tensor, " B"],
-        has_reference: Mapping[str, Bool[Tensor, " B"]],
+        self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], has_reference: RowsByView
     ) -> Bool[Tensor, " B"]:
         """Returns which rows can have a non-zero signal. All others need no student, teacher or update pass.
 
@@ -80,7 +79,7 @@ class Estimator(ABC):
         """
         return statistics.all_rows(rewards)
 
-    def settled(self, shown: Mapping[str, Bool[Tensor, " B"]]) -> Mapping[str, Bool[Tensor, " B"]]:
+    def settled(self, shown: RowsByView) -> RowsByView:
         """Returns by view which references are kept, given which can be shown: not empty, and within the context."""
         return shown
 
@@ -106,19 +105,7 @@ class Estimator(ABC):
                 f"{name} returned {num_not_finite} advantages that are not finite; give tokens that learn nothing 0, and "
                 "look for a division by 0 or a logarithm of 0"
             )
-        metrics = cast("Mapping[str, object]", signal.metrics)
-        for metric, value in metrics.items():
-            if not isinstance(value, Metric):
-                raise ConfigError(
-                    f"{name} returned a {type(value).__name__} for the metric '{metric}'; give it with its reduction, "
-                    "such as cepo.types.mean_of(values, mask)"
-                )
-        for key, tensor in signal.diagnostics.items():
-            shape = tuple(tensor.shape)
-            if shape != expected_shape:
-                raise ConfigError(
-                    f"{name} returned the diagnostic '{key}' of shape {shape}; accepted: {expected_shape}"
-                )
+        require_metrics(signal.metrics, name)
         return signal
 
     def checked_references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
@@ -158,10 +145,7 @@ class GroupRelativeEstimator(Estimator):
     reads: tuple[BatchField, ...] = ("group_ids", "old_log_probs")
 
     def live_rows(
-        self,
-        rewards: Float[Tensor, " B"],
-        group_ids: Int64[Tensor, " B"],
-        has_reference: Mapping[str, Bool[Tensor, " B"]],
+        self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], has_reference: RowsByView
     ) -> Bool[Tensor, " B"]:
         """Returns True for rollouts of groups whose rewards differ; all others have A = 0."""
         return statistics.live_rows(rewards, group_ids)

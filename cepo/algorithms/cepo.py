@@ -12,8 +12,10 @@ from cepo.algorithms.settings import ContrastiveConfig
 from cepo.types import Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Float
     from torch import Tensor
+
+    from cepo.algorithms.base import RowsByView
 
 
 @register_estimator("cepo")
@@ -43,7 +45,7 @@ class Cepo(EvidenceEstimator):
         wrong = wrong_reference(group, self.config.negative) if self.is_weighted(group.step) else None
         return {"correct": positive_references(group, self.positive), "wrong": [wrong] * len(group.rollouts)}
 
-    def settled(self, shown: Mapping[str, Bool[Tensor, " B"]]) -> Mapping[str, Bool[Tensor, " B"]]:
+    def settled(self, shown: RowsByView) -> RowsByView:
         """Shows no wrong answer without the right one: then there is no evidence, hence GRPO.
 
         If none of a rollout's wrong answers can be shown, `negative.fallback` decides: `student` keeps the right one

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
+    from cepo.algorithms.base import RowsByView
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenWeights:
@@ -180,10 +182,7 @@ class EvidenceEstimator(WeightedEstimator):
         return self.in_hindsight or self.is_weighted(step)
 
     def live_rows(
-        self,
-        rewards: Float[Tensor, " B"],
-        group_ids: Int64[Tensor, " B"],
-        has_reference: Mapping[str, Bool[Tensor, " B"]],
+        self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], has_reference: RowsByView
     ) -> Bool[Tensor, " B"]:
         if self.in_hindsight:
             return statistics.all_rows(rewards)

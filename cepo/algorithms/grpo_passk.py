@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cepo.algorithms import Estimator, register_estimator, statistics
@@ -13,6 +12,8 @@ from cepo.types import TokenBatch, TokenSignal
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
+
+    from cepo.algorithms.base import RowsByView
 
 
 @register_estimator("grpo_passk")
@@ -28,10 +29,7 @@ class GrpoPassK(Estimator):
     reads = ("group_ids",)
 
     def live_rows(
-        self,
-        rewards: Float[Tensor, " B"],
-        group_ids: Int64[Tensor, " B"],
-        has_reference: Mapping[str, Bool[Tensor, " B"]],
+        self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], has_reference: RowsByView
     ) -> Bool[Tensor, " B"]:
         """Returns True for the best rollouts of groups that have a single best one."""
         return self._advantages(rewards, group_ids) != 0

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
+    from cepo.algorithms.base import RowsByView
+
 
 @register_estimator("opsd")
 class Opsd(Estimator):
@@ -59,10 +61,7 @@ class Opsd(Estimator):
         return self.config.distillation.weight > 0
 
     def live_rows(
-        self,
-        rewards: Float[Tensor, " B"],
-        group_ids: Int64[Tensor, " B"],
-        has_reference: Mapping[str, Bool[Tensor, " B"]],
+        self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], has_reference: RowsByView
     ) -> Bool[Tensor, " B"]:
         """Returns the rows with a reference, and with an additional policy loss those of groups whose rewards differ."""
         live = has_reference["correct"]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
+    from cepo.algorithms.base import RowsByView
+
 LARGEST_KL = 10.0
 """Bound of the estimate k_t, above which it has no gradient."""
 LARGEST_LOG_RATIO = 20.0
@@ -63,10 +65,7 @@ class Papo(Estimator):
         return self.config.perception_weight > 0
 
     def live_rows(
-        self,
-        rewards: Float[Tensor, " B"],
-        group_ids: Int64[Tensor, " B"],
-        has_reference: Mapping[str, Bool[Tensor, " B"]],
+        self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], has_reference: RowsByView
     ) -> Bool[Tensor, " B"]:
         """Returns the rows with an advantage or with images; all with `log_prob_bonus`."""
         if self.config.log_prob_bonus > 0:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from cepo.algorithms import settings
 from cepo.algorithms.base import BatchField, Estimator
@@ -19,19 +18,19 @@ from cepo.sections.registry import Registry
 METHODS: Registry[Estimator] = Registry(
     "algorithm.adv_estimator", settings.SharedSettings, Estimator, decorator="register_estimator"
 )
-SHARED = METHODS.shared
-"""The types of the settings and sections of `algorithm` that methods share, by name."""
 _plugins: dict[Path, list[str]] = {}
-_EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
 
 
-def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
-    """Decorates a class to register it as `algorithm.adv_estimator=<name>`, with its `Config` as a section.
+register_estimator = METHODS.register
+"""Decorates a class to register it as `algorithm.adv_estimator=<name>`, with its `Config` as a section.
 
-    Raises `ConfigError`: another class has this name, the class does not derive from `Estimator` or lacks `signal`, or a
-    field has the name of a shared section and another type.
-    """
-    return METHODS.register(name)
+Raises `ConfigError`: another class has this name, the class does not derive from `Estimator` or lacks `signal`, or a
+field has the name of a shared section and another type.
+"""
+available_estimators = METHODS.names
+"""Returns the names of all methods: those of the modules in `cepo/algorithms/` and of loaded plugins."""
+estimator_class = METHODS.class_of
+"""Returns the class registered under a name; raises a `ConfigError` that lists the known methods."""
 
 
 def load_plugin(path: str | Path) -> list[str]:
@@ -56,29 +55,9 @@ def load_plugin(path: str | Path) -> list[str]:
     return _plugins[file]
 
 
-def available_estimators() -> list[str]:
-    """Returns the names of all methods: those of the modules in `cepo/algorithms/` and of loaded plugins."""
-    return METHODS.names()
-
-
-def estimator_class(name: str) -> type[Estimator]:
-    """Returns the class registered under `name`; raises a `ConfigError` that lists the known methods."""
-    return METHODS.class_of(name)
-
-
-def own_fields(name: str) -> list[str]:
-    """Returns the settings of the method that no other has, `algorithm.<name>.*`."""
-    return METHODS.own_fields(name)
-
-
 def path_of(name: str) -> str:
     """Returns the key before those of a method's settings in messages: `algorithm` if it has none of its own."""
-    return f"algorithm.{name}" if own_fields(name) else "algorithm"
-
-
-def presets_of(name: str) -> Tree:
-    """Returns the method's defaults of the shared settings that it reads."""
-    return METHODS.presets_of(name)
+    return f"algorithm.{name}" if METHODS.own_fields(name) else "algorithm"
 
 
 def section_of(name: str, algorithm: Fields) -> Tree:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
+    from cepo.algorithms.base import RowsByView
+
 
 @register_estimator("rlcsd_released")
 class RlcsdReleased(GroupRelativeEstimator):
@@ -64,16 +66,13 @@ class RlcsdReleased(GroupRelativeEstimator):
         wrong = wrong_references(group, self.config.negative, self.config.num_wrong)
         return {"correct": positive_references(group, self.config.positive), **in_views(wrong, self.views[1:])}
 
-    def settled(self, shown: Mapping[str, Bool[Tensor, " B"]]) -> Mapping[str, Bool[Tensor, " B"]]:
+    def settled(self, shown: RowsByView) -> RowsByView:
         """Keeps only references of rollouts that have both sides."""
         has_both = self._has_both_sides(shown)
         return {view: rows & has_both for view, rows in shown.items()}
 
     def live_rows(
-        self,
-        rewards: Float[Tensor, " B"],
-        group_ids: Int64[Tensor, " B"],
-        has_reference: Mapping[str, Bool[Tensor, " B"]],
+        self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], has_reference: RowsByView
     ) -> Bool[Tensor, " B"]:
         """Returns True for rollouts with both sides in groups whose rewards differ."""
         return statistics.live_rows(rewards, group_ids) & self._has_both_sides(has_reference)
@@ -108,7 +107,7 @@ class RlcsdReleased(GroupRelativeEstimator):
             diagnostics={"delta": evidence, "residual": residual.where(is_selected, 0.0)},
         )
 
-    def _has_both_sides(self, has_reference: Mapping[str, Bool[Tensor, " B"]]) -> Bool[Tensor, " B"]:
+    def _has_both_sides(self, has_reference: RowsByView) -> Bool[Tensor, " B"]:
         """Returns which rollouts have a right reference and a wrong one."""
         has_wrong = has_reference["correct"].new_zeros(has_reference["correct"].shape)
         for view in self.views[1:]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
+    from cepo.algorithms.base import RowsByView
+
 EQUAL_SCORES = 1e-6
 """Rollouts whose scores differ by no more all have the scale 1."""
 
@@ -65,10 +67,7 @@ class Vppo(GroupRelativeEstimator):
         return {"masked": [reference] * len(group.rollouts)}
 
     def live_rows(
-        self,
-        rewards: Float[Tensor, " B"],
-        group_ids: Int64[Tensor, " B"],
-        has_reference: Mapping[str, Bool[Tensor, " B"]],
+        self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], has_reference: RowsByView
     ) -> Bool[Tensor, " B"]:
         """Returns the rows of groups whose rewards differ; all with `log_prob_bonus`."""
         if self.config.log_prob_bonus > 0:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cepo.algorithms import available_estimators, estimator_class
-from cepo.algorithms.registry import own_fields
+from cepo.algorithms.registry import METHODS
 from cepo.config.schema import RunSettings
 from cepo.errors import ConfigError, did_you_mean
 from cepo.sections.messages import accepted_range, accepted_type, leaves_of, written
@@ -60,7 +60,7 @@ def settings_of(section: type[Any] = RunSettings, path: str = "") -> Sequence[Se
 def method_settings(name: str) -> list[Setting]:
     """Returns the settings that the method alone reads."""
     path = f"algorithm.{name}."
-    fields = own_fields(name)
+    fields = METHODS.own_fields(name)
     settings: list[Setting] = []
     for setting in settings_of(estimator_class(name).Config, path):
         field, _, _ = setting.key.removeprefix(path).partition(".")

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
-from cepo.algorithms.registry import path_of, presets_of
+from cepo.algorithms.registry import METHODS, path_of
 from cepo.config.easyr1 import report_engine_keys, without_engine_keys
 from cepo.config.other_programs import translation_of
 from cepo.config.paths import located
@@ -23,8 +23,7 @@ from cepo.config.worker_schema import WorkerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.files.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts
 from cepo.losses import available_losses, loss_class
-from cepo.losses.registry import SHARED as SHARED_BY_LOSSES
-from cepo.losses.registry import loss_presets_of, own_loss_fields
+from cepo.losses.registry import LOSSES
 from cepo.losses.registry import section_of as loss_section
 from cepo.sections.fields import fields_of
 from cepo.sections.reader import default_tree, merged_trees
@@ -162,14 +161,14 @@ def _presets(merged: Tree, origins: Origins) -> Tree:
     presets: Tree = {}
     method = str(_selected(merged, "algorithm.adv_estimator", origins))
     try:
-        of_method = presets_of(method)
+        of_method = METHODS.presets_of(method)
     except ConfigError as error:
         raise _unknown_name("algorithm.adv_estimator", method, error, origins) from None
     if of_method:
         presets["algorithm"] = of_method
     loss = str(_selected(merged, "worker.actor.loss_type", origins))
     try:
-        of_loss = loss_presets_of(loss)
+        of_loss = LOSSES.presets_of(loss)
     except ConfigError as error:
         raise _unknown_name("worker.actor.loss_type", loss, error, origins) from None
     if of_loss:
@@ -229,10 +228,10 @@ def _with_losses(worker: WorkerConfig, origins: Origins) -> WorkerConfig:
             raise origins.error(
                 path, f"unknown key '{path}': no policy loss has this name.{near} Known: {', '.join(known_losses)}"
             )
-        own = own_loss_fields(name)
+        own = LOSSES.own_fields(name)
         for key in actor.loss.get(name, {}):
             if key not in own:
-                shared = f" Write worker.actor.{key}." if key in SHARED_BY_LOSSES else did_you_mean(key, own)
+                shared = f" Write worker.actor.{key}." if key in LOSSES.shared else did_you_mean(key, own)
                 known = f" Known under {path}: {', '.join(own) or 'nothing'}."
                 raise origins.error(f"{path}.{key}", f"unknown key '{path}.{key}'.{shared}{known}")
         config = dataclasses.asdict(origins.read(loss_class(name).Config, loss_section(name, values), path=path))

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from cepo.algorithms.registry import SHARED, own_fields
+from cepo.algorithms.registry import METHODS
 from cepo.config.schema import RunConfig, RunSettings
 from cepo.files.secrets import without_secrets
 from cepo.files.trees import Tree, is_dict, is_mapping, leaves, with_texts
@@ -29,7 +29,7 @@ def plain_tree(config: RunConfig) -> Tree:
     tree.pop("from_environment")
     tree.pop("set_with_method")
     for name, settings in tree.pop("methods").items():
-        section = {field: settings[field] for field in own_fields(name)}
+        section = {field: settings[field] for field in METHODS.own_fields(name)}
         if section:
             tree["algorithm"][name] = section
     return tree
@@ -47,10 +47,10 @@ def record_tree(config: RunConfig) -> Tree:
     """
     tree = plain_tree(config)
     settings_of_method = config.methods[config.algorithm.adv_estimator]
-    for name in SHARED:
+    for name in METHODS.shared:
         del tree["algorithm"][name]
     for name, value in settings_of_method.items():
-        if name in SHARED:
+        if name in METHODS.shared:
             tree["algorithm"][name] = value
     return _with_references(without_secrets(_escaped(tree)), config.from_environment)
 

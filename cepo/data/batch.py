@@ -31,6 +31,13 @@ def token_array(tokens: ArrayLike) -> TokenIds:
     return numpy.asarray(tokens, dtype=numpy.int32)
 
 
+class Kept(NamedTuple):
+    """What a scoring pass keeps for the update of its step: the hidden states of a view's rows."""
+
+    view: str
+    with_entropies: bool = False  # and the entropies of their distributions, by which their tokens are weighted
+
+
 class InitialScores(NamedTuple):
     """What a response's tokens get under the initial weights, (response length,) float32."""
 

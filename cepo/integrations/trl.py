@@ -196,17 +196,21 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
         Rows that do not learn, or that a mask hides, have no pass: theirs are 0, and a teacher's are the student's.
         """
-        learns = live & output["completion_mask"].any(dim=1).cpu()
+        has_token = output["completion_mask"].any(dim=1)
+        learns = live & has_token.cpu()
         old = output.get("old_per_token_logps")
         if old is None:
             is_read = bool(hints_of_views) or "old_log_probs" in self.estimator.reads
-            old = self._log_probs(output, [None] * len(live), learns & is_read, self.model)
+            no_hints = [None] * len(live)
+            old = self._log_probs(output, no_hints, learns & is_read, self.model)
+        teacher = self.model if self._teacher is None else self._teacher
         teachers: dict[str, Tensor] = {}
         for view, hints in hints_of_views.items():
             has_hint = torch.tensor([hint is not None for hint in hints])
-            needed = learns & has_hint
-            log_probs = self._log_probs(output, hints, needed, self.model if self._teacher is None else self._teacher)
-            teachers[view] = log_probs.where(needed.to(log_probs.device).unsqueeze(1), old)
+            is_scored = learns & has_hint
+            log_probs = self._log_probs(output, hints, is_scored, teacher)
+            on_device = is_scored.to(log_probs.device)
+            teachers[view] = log_probs.where(on_device.unsqueeze(1), old)
         return old, teachers
 
     def _own_rows(self, inputs: list[Tree]) -> list[Row]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cepo.errors import ConfigError
-from cepo.files.trees import Tree
 from cepo.losses.settings import NoLossSettings
-from cepo.metrics import Metric, Metrics
+from cepo.metrics import Metrics, require_metrics
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -67,7 +66,7 @@ class PolicyLoss(ABC):
         Config: the settings that the loss reads. A field with the name of a setting of `SharedLossSettings`, such as
             `clip_ratio_low`, takes the value of `worker.actor`, with the field's default as the loss's preset; all other
             fields are `worker.actor.loss.<name>.*`.
-        fractions: names of the metrics that `counted` returns. An instance may set them if its settings decide.
+        fractions: names of the metrics that `counted` returns. A property if the settings decide.
     """
 
     name: ClassVar[str]
@@ -111,32 +110,15 @@ class PolicyLoss(ABC):
         return losses
 
     def checked_counts(self, tokens: PolicyTokens) -> Mapping[str, Bool[Tensor, "R T"]]:
-        """Returns `counted`; raises `ConfigError` unless it marks the tokens of each metric in `fractions`."""
-        counted: Any = self.counted(tokens)
-        name = f"{type(self).__qualname__}.counted"
-        if not isinstance(counted, Mapping) or set(cast("Tree", counted)) != set(self.fractions):
-            returned = sorted(cast("Tree", counted)) if isinstance(counted, Mapping) else type(counted).__name__
+        """Returns `counted`; raises `ConfigError` unless it has the metrics in `fractions`."""
+        counted = self.counted(tokens)
+        if set(counted) != set(self.fractions):
             raise ConfigError(
-                f"{name} returned {returned}; return a tensor (R, T) for each of fractions {list(self.fractions)}"
+                f"{type(self).__qualname__}.counted returned {sorted(counted)}; return a tensor (R, T) for each of "
+                f"fractions {list(self.fractions)}"
             )
-        expected_shape = tuple(tokens.response_mask.shape)
-        for metric, chosen in cast("Tree", counted).items():
-            shape = getattr(chosen, "shape", None)
-            if shape is None or tuple(shape) != expected_shape:
-                returned = type(chosen).__name__ if shape is None else f"shape {tuple(shape)}"
-                raise ConfigError(
-                    f"{name} returned {returned} for '{metric}'; return True or False for {expected_shape} tokens"
-                )
-        return cast("Mapping[str, Bool[Tensor, 'R T']]", counted)
+        return counted
 
     def checked_metrics(self, tokens: PolicyTokens) -> Metrics:
         """Returns `metrics`; raises `ConfigError` if one of the user's has no reduction."""
-        metrics: Any = self.metrics(tokens)
-        name = f"{type(self).__qualname__}.metrics"
-        remedy = "return a dict of metrics with their reduction, such as {'name': cepo.types.mean_of(values, mask)}"
-        if not isinstance(metrics, Mapping):
-            raise ConfigError(f"{name} returned a {type(metrics).__name__}; {remedy}")
-        for metric, value in cast("Tree", metrics).items():
-            if not isinstance(value, Metric):
-                raise ConfigError(f"{name} returned a {type(value).__name__} for '{metric}'; {remedy}")
-        return cast("Metrics", metrics)
+        return require_metrics(self.metrics(tokens), f"{type(self).__qualname__}.metrics")

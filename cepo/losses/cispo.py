@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cepo.losses.base import PolicyLoss, PolicyTokens
-from cepo.losses.clipping import HIGHER, clipped_ratio
+from cepo.losses.ppo import HIGHER, clipped_ratio
 from cepo.losses.registry import register_loss
 from cepo.losses.settings import ClipConfig
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from cepo.losses.base import bounded_ratio
+from cepo.losses.recomputation import recomputed_in_chunks
 from cepo.metrics import Metrics, max_of, mean_of
 from cepo.types import DivergenceConfig
 
@@ -107,19 +106,9 @@ def chunked_divergence(
         student_logits = _logits(student, student_head, temperature)
         return token_divergence(student_logits, teacher_logits, chunk_targets, settings)
 
-    log_probs: list[Tensor] = []
-    divergences: list[Tensor] = []
-    for start in range(0, max(len(targets), 1), chunk_tokens):  # one empty chunk for no tokens
-        chunk = slice(start, start + chunk_tokens)
-        inputs = (student_hidden[chunk], teacher_hidden[chunk].detach(), targets[chunk])
-        if torch.is_grad_enabled():
-            results = cast("tuple[Tensor, Tensor]", checkpoint(of_chunk, *inputs, use_reentrant=False))
-        else:
-            results = of_chunk(*inputs)
-        chunk_log_probs, divergence = results
-        log_probs.append(chunk_log_probs)
-        divergences.append(divergence)
-    return torch.cat(log_probs), torch.cat(divergences)
+    inputs = (student_hidden, teacher_hidden.detach(), targets)
+    log_probs, divergences = recomputed_in_chunks(of_chunk, inputs, chunk_tokens)
+    return log_probs, divergences
 
 
 def distillation_losses(

@@ -6,13 +6,22 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cepo.losses.base import PolicyLoss, PolicyTokens
-from cepo.losses.clipping import HIGHER, LOWER, clipped_ratio
 from cepo.losses.registry import register_loss
-from cepo.losses.settings import DEFAULT_LOSS, DualClipConfig
+from cepo.losses.settings import DEFAULT_LOSS, ClipConfig, DualClipConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
+
+
+HIGHER = "actor/pg_clipfrac_higher"
+LOWER = "actor/pg_clipfrac_lower"
+"""The metrics of clipped tokens."""
+
+
+def clipped_ratio(ratio: Float[Tensor, "*shape"], config: ClipConfig) -> Float[Tensor, "*shape"]:
+    """Returns `clip(rho, 1 - clip_ratio_low, 1 + clip_ratio_high)`."""
+    return ratio.clamp(1.0 - config.clip_ratio_low, 1.0 + config.clip_ratio_high)
 
 
 @register_loss(DEFAULT_LOSS)
@@ -26,9 +35,9 @@ class Ppo(PolicyLoss):
 
     Config = DualClipConfig
 
-    def __init__(self, config: DualClipConfig) -> None:
-        super().__init__(config)
-        self.fractions = (HIGHER,) if config.clip_ratio_dual is None else (HIGHER, LOWER)
+    @property
+    def fractions(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return (HIGHER,) if self.config.clip_ratio_dual is None else (HIGHER, LOWER)
 
     def ratio(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
         """Returns the ratio that is clipped: rho of each token."""

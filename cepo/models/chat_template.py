@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 _SLOT = "CEPO-TEXT-SLOT-"
 _MOST_ERROR_CHARACTERS = 1000
-_NOT_SETTABLE = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
+_NOT_SETTABLE = {"messages", "add_generation_prompt"}
 """Variables that every rendering has, whose values no setting may replace."""
 TAG = re.compile(r"[<\[◁]/?[^\s<>\[\]◁▷]+[>\]▷]")
 _THOUGHT_TAG = re.compile(r"<[\w:.-]*(?:think|reason|thought)[\w:.-]*>", re.IGNORECASE)
@@ -68,10 +68,10 @@ class ChatTemplate:
     def variables(self) -> list[str]:
         """Returns the names of the variables that the template reads and a setting may give, in alphabetical order."""
         from jinja2 import TemplateError
-        from jinja2.meta import find_undeclared_variables
+        from transformers.utils.chat_template_utils import _get_template_variables
 
         try:
-            names = find_undeclared_variables(_environment().parse(self.text or ""))
+            names = _get_template_variables(self.text)
         except TemplateError as error:
             raise self.error(f"does not parse: {_described(error)}") from error
         return sorted(names - _NOT_SETTABLE)
@@ -139,25 +139,6 @@ def num_slots(rendered: str) -> int:
 
 def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARACTERS]
-
-
-def _environment() -> Any:
-    """Returns Jinja's environment with the tags of chat templates, to parse one without running it."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension, LoopControlExtension
-    from jinja2.parser import Parser
-    from jinja2.sandbox import SandboxedEnvironment
-
-    class Generation(Extension):
-        """The tag by which a template marks what the assistant has written."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return SandboxedEnvironment(extensions=[Generation, LoopControlExtension])
 
 
 def marks_thought(text: str) -> bool:

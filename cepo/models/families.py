@@ -112,12 +112,6 @@ class Gemma3(ProcessedFamily):
     image_reader = Gemma3Reader
     why_padded = _WINDOWED_LAYERS
 
-    def why_not_vllm(self, use: EngineUse) -> str | None:
-        """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""
-        if use.on_gpu or not use.most_images:
-            return None
-        return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
-
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
         """Returns which tokens belong to an image; the model builds its attention mask from them."""
         return {"token_type_ids": (input_ids == config.image_token_id).long()}
@@ -137,7 +131,6 @@ class Gemma4(ProcessedFamily):
     models also have an audio tower, which counts as a part of the vision tower: nothing reads it.
     """
 
-    sees_whole_images: bool = False
     why_padded = _WINDOWED_LAYERS
     image_reader = Gemma4Reader
     attention: ClassVar[str | Mapping[str, str]] = {"": "sdpa", "audio_config": "eager"}
@@ -146,12 +139,6 @@ class Gemma4(ProcessedFamily):
         text: Any = config.get_text_config()
         sees_whole_images = text.use_bidirectional_attention == "vision"
         return dataclasses.replace(self, sees_whole_images=sees_whole_images, has_experts=text.enable_moe_block)
-
-    def why_not_vllm(self, use: EngineUse) -> str | None:
-        """See `Gemma3.why_not_vllm`, for models whose image tokens see each other."""
-        if self.sees_whole_images and use.most_images and not use.on_gpu:
-            return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
-        return super().why_not_vllm(use)
 
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
         """Returns which tokens belong to an image; a model that sees whole images builds its mask from them."""
@@ -337,13 +324,6 @@ class Qwen35(GridFamily):
         return super().why_not_vllm(use)
 
 
-class Glm46V(GridFamily):
-    """Supports transformers' `glm46v`; the published GLM-4.6V-Flash is a `glm4v`."""
-
-    def why_not_vllm(self, use: EngineUse) -> str | None:
-        return "vLLM has no model of the architecture Glm46VForConditionalGeneration"
-
-
 _TOWER = ("vision_tower", "multi_modal_projector")
 
 FAMILIES: tuple[Family, ...] = (
@@ -354,7 +334,6 @@ FAMILIES: tuple[Family, ...] = (
     Qwen35(title="Qwen3.5, Qwen3.6", model_types=("qwen3_5",)),
     Qwen35(title="Qwen3.5-MoE", model_types=("qwen3_5_moe",), has_experts=True),
     GridFamily(title="GLM-4.1V, GLM-4.6V-Flash", model_types=("glm4v",), processors=("Glm4v", "Glm46V")),
-    Glm46V(title="GLM-4.6V", model_types=("glm46v",), processors=("Glm46V",)),
     # It cuts a large image into tiles of equally many tokens between `<img>` and `</img>`.
     ProcessedFamily(
         title="InternVL3",
@@ -373,6 +352,7 @@ FAMILIES: tuple[Family, ...] = (
         title="Gemma 3",
         model_types=("gemma3",),
         placeholder="boi_token_id",
+        sees_whole_images=True,
         vision_modules=_TOWER,
         processors=("Gemma3",),
         siglip=True,

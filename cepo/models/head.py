@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from cepo.errors import ConfigError
+from cepo.losses.recomputation import recomputed_in_chunks
 from cepo.models.cpu.matrix_products import in_whole_blocks, linear, multiply, weight_gradient
 
 logger = logging.getLogger(__name__)
@@ -37,9 +37,6 @@ add up to a dense computation's memory."""
 KERNEL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """The largest accepted difference between kernel and torch at the first use on a device, for each supported type. The
 relative error of a GPU's exponential and logarithm is 2e-7, which is about 1e-5 for log-probs of -20."""
-
-Compute = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""Computes results from logits (3, 5000), which it may overwrite, and targets (3,)."""
 
 
 class Float32LogitsHead(nn.Linear):
@@ -283,43 +280,39 @@ def can_have_kernels(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and dtype in KERNEL_TOLERANCE and find_spec("triton") is not None
 
 
-def kernel_agrees(device: torch.device, dtype: torch.dtype, *, by_kernel: Compute, by_torch: Compute) -> bool:
-    """Returns whether a kernel computes what torch does from small logits of a type on a device.
+def kernel_agrees(device: torch.device, dtype: torch.dtype, log_probs_by_kernel: Callable[..., Tensor]) -> bool:
+    """Returns whether a kernel in place of `_log_probs_by_torch` computes the same from small logits of a type on a device.
 
     If not, or if the kernel fails, a warning says that torch computes log-probs.
     """
     angles = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000)
     logits = angles.sin_().mul_(8.0).to(dtype)
     targets = torch.tensor([0, 4999, 77], device=device)
-    expected_results = by_torch(logits.clone(), targets)
+    expected_directions = logits.clone()
+    expected = _log_probs_by_torch(expected_directions, targets, 0.7, with_direction=True)
     try:
-        results = by_kernel(logits, targets)
+        log_probs = log_probs_by_kernel(logits, targets, 0.7, with_direction=True)
     except (RuntimeError, ImportError, OSError) as error:  # no compiler, or a kernel this device cannot run
         logger.warning("log-probs are computed by torch: the kernel fails (%s: %s)", type(error).__name__, error)
         return False
-    for result, expected in zip(results, expected_results, strict=True):
-        gap = float((result - expected).abs().max())
-        if not gap <= KERNEL_TOLERANCE[dtype]:  # a gap that is no number is none that is small
-            logger.warning("log-probs are computed by torch: the kernel differs by %.1e in %s", gap, dtype)
-            return False
-    return True
+    gaps = torch.cat([log_probs - expected, (logits - expected_directions).flatten()])
+    gap = float(gaps.abs().max())
+    agrees = gap <= KERNEL_TOLERANCE[dtype]  # False for a gap that is no number
+    if not agrees:
+        logger.warning("log-probs are computed by torch: the kernel differs by %.1e in %s", gap, dtype)
+    return agrees
 
 
 @cache
 def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the kernel agrees with torch on a small input on this device."""
-    if not can_have_kernels(device, dtype):
-        return False
 
-    def by_kernel(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def by_kernel(*arguments: Any, **options: Any) -> Tensor:
         from cepo.models import head_kernel
 
-        return head_kernel.log_probs_in_place(logits, targets, 0.7, with_direction=True), logits
+        return head_kernel.log_probs_in_place(*arguments, **options)
 
-    def by_torch(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return _log_probs_by_torch(logits, targets, 0.7, with_direction=True), logits
-
-    return kernel_agrees(device, dtype, by_kernel=by_kernel, by_torch=by_torch)
+    return can_have_kernels(device, dtype) and kernel_agrees(device, dtype, by_kernel)
 
 
 def _by_recomputation(
@@ -327,15 +320,12 @@ def _by_recomputation(
 ) -> Tensor:
     """Computes `target_log_probs` for other heads, such as one with an adapter; the backward pass recomputes chunks."""
 
-    def log_probs_of(chunk: slice) -> Tensor:
-        log_probs, _ = vocabulary_log_probs(hidden[chunk], head, targets[chunk], temperature)
-        return log_probs.float()
+    def log_probs_of(hidden: Tensor, targets: Tensor) -> tuple[Tensor]:
+        log_probs, _ = vocabulary_log_probs(hidden, head, targets, temperature)
+        return (log_probs.float(),)
 
-    compute: Any = log_probs_of
-    if torch.is_grad_enabled():
-        compute = partial(checkpoint, log_probs_of, use_reentrant=False)
-    parts = [compute(chunk) for chunk in chunks(len(targets), chunk_tokens)]
-    return torch.cat(parts)
+    (log_probs,) = recomputed_in_chunks(log_probs_of, (hidden, targets), chunk_tokens)
+    return log_probs
 
 
 def vocabulary_log_probs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -9,15 +9,14 @@ gradient `a` in `log P(y)` and `b` in `H` has this gradient in the logits:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
+from cepo.losses.recomputation import recomputed_in_chunks
 from cepo.models.cpu.matrix_products import in_whole_blocks, multiply, weight_gradient
 from cepo.models.head import chunks, is_plain, logits_product, vocabulary_log_probs
 
@@ -167,18 +166,10 @@ def _by_recomputation(
 ) -> tuple[Tensor, Tensor]:
     """Computes the same for other heads, such as one with an adapter or a bias; the backward pass recomputes chunks."""
 
-    def values_of(chunk: slice) -> tuple[Tensor, Tensor]:
-        log_probs, log_p = vocabulary_log_probs(hidden[chunk], head, targets[chunk], temperature)  # (n,), (n, V)
+    def values_of(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs, log_p = vocabulary_log_probs(hidden, head, targets, temperature)  # (n,), (n, V)
         entropies = -(log_p.exp() * log_p).sum(dim=1)
         return log_probs, entropies
 
-    compute: Any = values_of
-    if torch.is_grad_enabled():
-        compute = partial(checkpoint, values_of, use_reentrant=False)
-    log_probs: list[Tensor] = []
-    entropies: list[Tensor] = []
-    for chunk in chunks(max(len(targets), 1), chunk_tokens):  # one empty chunk for no tokens
-        chunk_log_probs, chunk_entropies = compute(chunk)
-        log_probs.append(chunk_log_probs)
-        entropies.append(chunk_entropies)
-    return torch.cat(log_probs), torch.cat(entropies)
+    log_probs, entropies = recomputed_in_chunks(values_of, (hidden, targets), chunk_tokens)
+    return log_probs, entropies

@@ -357,6 +357,7 @@ class Family:
         title: its name in tables and messages.
         model_types: the `model_type` values in its checkpoints' config.json.
         reads_videos: whether a prompt may have videos in addition to images.
+        sees_whole_images: whether an image's tokens attend to each other, also to later ones.
         has_experts: whether it is a mixture of experts. Experts are not linear layers, so LoRA adapts only the others.
         vision_modules: names under `model.model` of the modules that compute image features and nothing else.
         vision_parameters: names under `model.model` of other parameters on which the features depend.
@@ -371,6 +372,7 @@ class Family:
     title: str
     model_types: tuple[str, ...]
     reads_videos: bool = False
+    sees_whole_images: bool = False
     has_experts: bool = False
     vision_modules: tuple[str, ...] = ()
     vision_parameters: tuple[str, ...] = ()
@@ -434,6 +436,9 @@ class Family:
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """Returns why vLLM cannot sample this family with the trainer's log-probs; None if it can."""
+        # vLLM's attention on a CPU is causal even within an image, which changes log-probs by 0.1 nats.
+        if self.sees_whole_images and use.most_images and not use.on_gpu:
+            return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
         # vLLM's CPU build computes adapters of experts with kernels that need a GPU.
         if self.has_experts and use.with_adapter and not use.on_gpu:
             return "vLLM serves experts with an adapter only on GPUs"

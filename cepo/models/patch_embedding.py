@@ -43,19 +43,16 @@ class PatchConvolution(nn.Conv3d):
         return embeddings[:, :, None, None, None]
 
 
-def use_linear_patch_embedding(parts: Iterable[nn.Module]) -> int:
-    """Replaces each patch embedding in `parts` by a `PatchConvolution` with the same parameters; returns their number.
+def use_linear_patch_embedding(parts: Iterable[nn.Module]) -> None:
+    """Replaces each patch embedding in `parts` by a `PatchConvolution` with the same parameters.
 
     A patch embedding is a three-dimensional convolution whose stride is its kernel size.
     """
-    num_replaced = 0
     for part in parts:
         for module in list(part.modules()):
             for name, child in list(module.named_children()):
                 if _embeds_patches(child):
                     setattr(module, name, _as_patch_convolution(child))
-                    num_replaced += 1
-    return num_replaced
 
 
 def _embeds_patches(module: nn.Module) -> bool:

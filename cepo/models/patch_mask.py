@@ -42,9 +42,12 @@ def black_rows(mask: PatchMask, grids: Sequence[Sequence[int]], merge_size: int)
     generator = random.Random(mask.seed)
     parts: list[Tensor] = []
     for times, height, width in grids:
-        is_black = torch.from_numpy(mask.drawn(generator, height, width))
-        blocks = is_black.view(height // merge_size, merge_size, width // merge_size, merge_size)
-        parts.append(blocks.transpose(1, 2).flatten().repeat(times))
+        drawn = mask.drawn(generator, height, width)
+        is_black = torch.from_numpy(drawn)
+        by_row = is_black.unflatten(1, (-1, merge_size)).unflatten(0, (-1, merge_size))
+        by_block = by_row.transpose(1, 2)  # (rows of blocks, blocks, merge_size, merge_size)
+        of_one_time = by_block.flatten()
+        parts.append(of_one_time.repeat(times))
     return torch.cat(parts)
 
 

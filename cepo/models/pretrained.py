@@ -19,7 +19,6 @@ from cepo.config.checks import INSTALL_BITSANDBYTES
 from cepo.config.worker_schema import LoraConfig
 from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
 from cepo.files.safe_files import read_json
-from cepo.files.trees import Fields
 from cepo.models.cpu.matrix_products import use_fast_products
 from cepo.models.families import family_of
 from cepo.models.folder_check import check_model_folder, require_safetensors
@@ -94,7 +93,7 @@ def load_model(
             f"{section}.model_path '{path}' holds quantised weights, which cannot be trained. Give the checkpoint they "
             "were made from; worker.actor.model.lora.quantization=nf4 quantises it as it is loaded"
         )
-    auto = _model_class(family)
+    auto = model_class(family)
     options: dict[str, Any] = {
         "dtype": dtype,
         "attn_implementation": family.attention,
@@ -143,7 +142,7 @@ def _check_loaded(info: Any, *, is_critic: bool) -> None:
         raise DataError(f"the files cannot be read: {info['error_msgs'][0]!s:.300}")
 
 
-def _model_class(family: Family) -> Any:
+def model_class(family: Family) -> Any:
     """Returns transformers' class that loads a family's models."""
     import transformers
 
@@ -316,6 +315,12 @@ def write_quantization(model: Any, folder: Path) -> None:
         (folder / QUANTIZATION_CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
+_QUANTIZATION_SETTINGS = (
+    "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype",
+)  # fmt: skip
+"""What differs between 4-bit bases."""
+
+
 def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
     """Reads what `write_quantization` has written; None if there is nothing."""
     path = folder / QUANTIZATION_CONFIG
@@ -329,26 +334,9 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
 
     try:
         settings = read_json(path, dict, within=folder)
-        return BitsAndBytesConfig(**_quantization_settings(settings))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return BitsAndBytesConfig(**{name: settings[name] for name in _QUANTIZATION_SETTINGS})
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read as settings of a 4-bit base: {error}") from error
-
-
-def _quantization_settings(recorded: Fields) -> dict[str, Any]:
-    """Returns the recorded settings that a 4-bit base has; raises ValueError for other values."""
-    accepted: dict[str, tuple[object, ...]] = {
-        "load_in_4bit": (True,),
-        "bnb_4bit_quant_type": ("nf4", "fp4"),
-        "bnb_4bit_use_double_quant": (True, False),
-        "bnb_4bit_compute_dtype": tuple(DTYPE_NAMES.values()),
-    }
-    for name, values in accepted.items():
-        value = recorded.get(name)
-        # The types decide too, because 1 equals True.
-        is_accepted = value in values and isinstance(value, type(values[0]))
-        if not is_accepted:
-            raise ValueError(f"{name} is {value!r:.100}; accepted: {', '.join(map(str, values))}")
-    return {name: recorded[name] for name in accepted}
 
 
 def _without_scales(layer: nn.Module, state: dict[str, object], prefix: str, _: object) -> None:

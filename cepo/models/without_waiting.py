@@ -18,9 +18,7 @@ def use_masks_without_counting(model: Any) -> None:
     decoder = model.get_decoder()
     if hasattr(decoder, "_deepstack_process"):  # only Qwen3-VL
         decoder._deepstack_process = _with_features_added
-    body = model.model
-    if hasattr(decoder, "_deepstack_process") and hasattr(body, "get_placeholder_mask"):
-        body.get_placeholder_mask = MethodType(_placeholder_masks, body)
+        model.model.get_placeholder_mask = MethodType(_placeholder_masks, model.model)
 
 
 def _with_features_added(hidden: Tensor, places: Tensor, features: Tensor) -> Tensor:

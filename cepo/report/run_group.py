@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
-from cepo.algorithms.registry import SHARED
+from cepo.algorithms.registry import METHODS
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.files.trees import leaves
 from cepo.report.recorded_run import COUNTS, RunData, as_yaml
@@ -203,7 +203,7 @@ def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:
 def _is_of_methods(key: str) -> bool:
     """Returns whether only some methods read a setting, so that the runs of others do not record it."""
     section, _, name = key.partition(".")
-    return section == "algorithm" and ("." in name or name in SHARED)
+    return section == "algorithm" and ("." in name or name in METHODS.shared)
 
 
 def labels_of(methods: Sequence[str], values: Sequence[Sequence[str]], keys: Sequence[str]) -> Iterator[str]:

@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -103,16 +102,8 @@ class AdapterWeights:
     adapter_config: Mapping[str, object]
 
     def plain_config(self) -> Tree:
-        """Returns the adapter's configuration as read back from adapter_config.json."""
-
-        def plain(value: object) -> object:
-            if isinstance(value, set | frozenset):  # PEFT's target modules
-                return sorted(value)
-            if isinstance(value, Enum):  # the adapter's type
-                return value.value
-            return str(value)
-
-        return json.loads(json.dumps(dict(self.adapter_config), default=plain))
+        """Returns the adapter's configuration as read back from adapter_config.json; PEFT's target modules are a set."""
+        return json.loads(json.dumps(dict(self.adapter_config), default=sorted))
 
     def write(self, folder: Path) -> None:
         """Writes `adapter_model.safetensors` and `adapter_config.json`, which vLLM, PEFT and merging tools read."""

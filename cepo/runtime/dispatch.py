@@ -75,8 +75,13 @@ def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     """
     groups_of_ranks: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
-    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        rank = min(range(num_ranks), key=lambda rank: (loads[rank], len(groups_of_ranks[rank])))
+
+    def load_and_number(rank: int) -> tuple[int, int]:
+        return loads[rank], len(groups_of_ranks[rank])
+
+    by_falling_cost = sorted(range(len(costs)), key=lambda index: -costs[index])
+    for index in by_falling_cost:
+        rank = min(range(num_ranks), key=load_and_number)
         groups_of_ranks[rank].append(index)
         loads[rank] += costs[index]
     return [sorted(groups) for groups in groups_of_ranks]
@@ -146,24 +151,28 @@ def encode(value: object) -> bytes:
 class _Pickler(pickle.Pickler):
     def __init__(self, buffer: io.BytesIO, sender: Sender) -> None:
         super().__init__(buffer, protocol=5)
-        self._by_source = sender.by_source
-        self._sent = sender.sent
+        self._sender = sender
 
     def persistent_id(self, obj: object) -> object:
         """Sends images by reference and anything else by value."""
         if isinstance(obj, ImageInputs):
             return self._image_reference(obj)
-        if isinstance(obj, GenerationRequest) and self._by_source and obj.images and obj.image_source is not None:
+        if (
+            isinstance(obj, GenerationRequest)
+            and self._sender.by_source
+            and obj.images
+            and obj.image_source is not None
+        ):
             return ("request", dataclasses.replace(obj, images=()))
         return None
 
     def _image_reference(self, images: ImageInputs) -> tuple[object, ...]:
-        if self._by_source and images.source is not None:
+        if self._sender.by_source and images.source is not None:
             return ("source", images.source)
         key = id(images)
-        if key in self._sent:
+        if key in self._sender.sent:
             return ("sent", key)
-        self._sent[key] = images  # keeps the images alive, so that no other object can get their id
+        self._sender.sent[key] = images  # keeps the images alive, so that no other object can get their id
         values = {field.name: getattr(images, field.name) for field in dataclasses.fields(images)}
         return ("new", key, values)
 

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from cepo.config.schema import TrainerConfig
-from cepo.data.batch import CriticBatch, InitialScores, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, InitialScores, Kept, OptimizerBatch, ScoringRow
 from cepo.data.row_settings import RowRules
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
@@ -284,21 +284,12 @@ class RayBackend:
         return groups
 
     def score(
-        self,
-        rows: Sequence[ScoringRow],
-        *,
-        keep_states: str | None = None,
-        keep_entropies: bool = False,
-        temperature: float | None = None,
+        self, rows: Sequence[ScoringRow], *, keep: Kept | None = None, temperature: float | None = None
     ) -> list[Tensor]:
-        return self._pass(
-            "score", rows, keep_states=keep_states, keep_entropies=keep_entropies, temperature=temperature
-        )
+        return self._pass("score", rows, keep=keep, temperature=temperature)
 
-    def score_teacher(
-        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, keep_entropies: bool = False
-    ) -> list[Tensor]:
-        return self._pass("score_teacher", rows, keep_states=keep_states, keep_entropies=keep_entropies)
+    def score_teacher(self, rows: Sequence[ScoringRow], *, keep: Kept | None = None) -> list[Tensor]:
+        return self._pass("score_teacher", rows, keep=keep)
 
     def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
         return self._pass("score_initial", rows, with_kl=with_kl)

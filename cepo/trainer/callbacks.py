@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,9 @@ class Callback:
         """The held-out problems were answered after `step` steps (0: before training)."""
 
 
+_STAGES = [name for name in vars(Callback) if name.startswith("after_")]
+
+
 class CallbackList(Callback):
     """Calls several callbacks in their order.
 
@@ -54,35 +58,13 @@ class CallbackList(Callback):
             raise ConfigError(f"callbacks is a list; write callbacks=[{type(callbacks).__name__}()]")
         for callback in callbacks:
             _check(callback)
-        self._callbacks = callbacks
+        for stage in _STAGES:
+            setattr(self, stage, functools.partial(_call_each, callbacks, stage))
 
-    def after_sample(self, rollouts: Rollouts) -> None:
-        for callback in self._callbacks:
-            callback.after_sample(rollouts)
 
-    def after_plan(self, plan: ScoringPlan) -> None:
-        for callback in self._callbacks:
-            callback.after_plan(plan)
-
-    def after_score(self, batch: ScoredBatch) -> None:
-        for callback in self._callbacks:
-            callback.after_score(batch)
-
-    def after_estimate(self, batch: ScoredBatch, signal: TokenSignal) -> None:
-        for callback in self._callbacks:
-            callback.after_estimate(batch, signal)
-
-    def after_update(self, batch: ScoredBatch, signal: TokenSignal) -> None:
-        for callback in self._callbacks:
-            callback.after_update(batch, signal)
-
-    def after_record(self, step: int, metrics: Mapping[str, float]) -> None:
-        for callback in self._callbacks:
-            callback.after_record(step, metrics)
-
-    def after_validate(self, step: int, metrics: Mapping[str, float]) -> None:
-        for callback in self._callbacks:
-            callback.after_validate(step, metrics)
+def _call_each(callbacks: Sequence[Callback], stage: str, *values: object) -> None:
+    for callback in callbacks:
+        getattr(callback, stage)(*values)
 
 
 def _check(callback: object) -> None:
@@ -90,9 +72,10 @@ def _check(callback: object) -> None:
         raise ConfigError(f"callbacks has the class {callback.__name__}; give an instance: {callback.__name__}()")
     if not isinstance(callback, Callback):
         raise ConfigError(f"callbacks has a {type(callback).__name__}; derive it from cepo.Callback")
-    stages = [name for name in dir(Callback) if name.startswith("after_")]
     for name in dir(callback):
         is_hook = name.startswith(("after_", "before_", "on_")) and callable(getattr(callback, name))
-        if is_hook and name not in stages:
-            meant = " Did you mean 'after_sample'?" if name == "after_ask" else did_you_mean(name, stages)
-            raise ConfigError(f"{type(callback).__name__}.{name} is never called.{meant} Known: {', '.join(stages)}")
+        if is_hook and name not in _STAGES:
+            raise ConfigError(
+                f"{type(callback).__name__}.{name} is never called.{did_you_mean(name, _STAGES)} "
+                f"Known: {', '.join(_STAGES)}"
+            )

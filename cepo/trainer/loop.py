@@ -12,7 +12,7 @@ from torch import Tensor
 from cepo.algorithms import Estimator
 from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
 from cepo.config.worker_schema import WorkerConfig
-from cepo.data.batch import RowName, ScoringRow
+from cepo.data.batch import Kept, RowName, ScoringRow
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.read_ahead import ProblemReader, problems_and_prompts
 from cepo.data.training_set import TrainingProblems
@@ -263,11 +263,11 @@ class Trainer:
         """Scores rows in one pass, and keeps the hidden states of the view from which the update distils."""
         if not rows:
             return {}
+        keep: Kept | None = None
         distilled_view = self.estimator.distilled_view
-        has_distilled_rows = any(row.view == distilled_view for row in rows)
-        view_to_keep = distilled_view if has_distilled_rows else None
-        weighs_tokens = view_to_keep is not None and self.estimator.reads_teacher_entropies
-        log_probs = score(rows, keep_states=view_to_keep, keep_entropies=weighs_tokens)
+        if distilled_view is not None and any(row.view == distilled_view for row in rows):
+            keep = Kept(distilled_view, with_entropies=self.estimator.reads_teacher_entropies)
+        log_probs = score(rows, keep=keep)
         names = [row.name for row in rows]
         return dict(zip(names, log_probs, strict=True))
 

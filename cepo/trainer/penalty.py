@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cepo.config.schema import AlgorithmConfig
+from cepo.data.batch import ScoringRow
 from cepo.losses.importance import agreement_metrics
 from cepo.losses.kl import adapted_coefficient
 from cepo.metrics import Metrics, mean_of, mean_value
@@ -19,9 +20,13 @@ PROMPTS_COMPARED = 8
 
 def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
     """Compares log-probs of engine and trainer at temperature 1, that of the engine's, for runs with another one."""
-    first_rows = range(0, len(rollouts.generations), rollouts.group_size)[:PROMPTS_COMPARED]
-    scored = backend.score([rollouts.scoring_row(row) for row in first_rows], temperature=1.0)
-    sampled = [torch.as_tensor(rollouts.generations[row].log_probs) for row in first_rows]
+    first_responses = range(0, len(rollouts.generations), rollouts.group_size)
+    rows: list[ScoringRow] = []
+    sampled: list[Tensor] = []
+    for number in first_responses[:PROMPTS_COMPARED]:
+        rows.append(rollouts.scoring_row(number))
+        sampled.append(torch.as_tensor(rollouts.generations[number].log_probs))
+    scored = backend.score(rows, temperature=1.0)
     # All responses one after the other make one row, (1, tokens), without padding.
     trainers = torch.cat(scored).unsqueeze(0)
     engines = torch.cat(sampled).unsqueeze(0)

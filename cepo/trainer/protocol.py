@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:  # only: a program that defines a callback loads no library before its configuration is checked
     from torch import Tensor
 
-    from cepo.data.batch import CriticBatch, InitialScores, OptimizerBatch, ScoringRow
+    from cepo.data.batch import CriticBatch, InitialScores, Kept, OptimizerBatch, ScoringRow
     from cepo.metrics import Metrics
     from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 
@@ -29,23 +29,15 @@ class Backend(Protocol):
         ...
 
     def score(
-        self,
-        rows: Sequence[ScoringRow],
-        *,
-        keep_states: str | None = None,
-        keep_entropies: bool = False,
-        temperature: float | None = None,
+        self, rows: Sequence[ScoringRow], *, keep: Kept | None = None, temperature: float | None = None
     ) -> list[Tensor]:
         """Returns the log-probs of each row's response tokens under the actor's weights, (response length,) float32.
 
-        The update of the step can distil from rows of the view `keep_states` and, with `keep_entropies`, weight their
-        tokens by the entropy. `temperature` replaces the rollout's.
+        The update of the step can distil from what is kept. `temperature` replaces the rollout's.
         """
         ...
 
-    def score_teacher(
-        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, keep_entropies: bool = False
-    ) -> list[Tensor]:
+    def score_teacher(self, rows: Sequence[ScoringRow], *, keep: Kept | None = None) -> list[Tensor]:
         """Does the same under the teacher's weights, where they are not the actor's."""
         ...
 

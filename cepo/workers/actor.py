@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.worker_schema import ActorConfig
-from cepo.data.batch import OWN_VIEW, InitialScores, OptimizerBatch, ScoringRow
+from cepo.data.batch import OWN_VIEW, InitialScores, Kept, OptimizerBatch, ScoringRow
 from cepo.losses.entropy import TokenEntropies
 from cepo.losses.importance import agreement_metrics
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
@@ -77,33 +77,23 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
 
     @torch.no_grad()
     def score(
-        self,
-        rows: Sequence[ScoringRow],
-        *,
-        keep_states: str | None = None,
-        keep_entropies: bool = False,
-        temperature: float | None = None,
+        self, rows: Sequence[ScoringRow], *, keep: Kept | None = None, temperature: float | None = None
     ) -> list[Tensor]:
         """Returns each row's log-probs under the actor's weights, (response length,) float32 on the CPU.
 
-        The hidden states of rows of the view `keep_states` are kept for an update that distils, and with `keep_entropies`
-        the entropies of their distributions. `temperature` replaces the rollout temperature.
+        What `keep` names stays for an update that distils. `temperature` replaces the rollout temperature.
         """
         self.begin_scoring()
-        return self._log_probs(
-            self, rows, keep_states=keep_states, keep_entropies=keep_entropies, temperature=temperature
-        )
+        return self._log_probs(self, rows, keep, temperature=temperature)
 
     @torch.no_grad()
-    def score_teacher(
-        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, keep_entropies: bool = False
-    ) -> list[Tensor]:
-        """Returns each row's log-probs under the teacher's weights, and keeps states and entropies as `score` does."""
+    def score_teacher(self, rows: Sequence[ScoringRow], *, keep: Kept | None = None) -> list[Tensor]:
+        """Returns each row's log-probs under the teacher's weights, and keeps as `score` does."""
         scorer = self if self.teacher_model is None else self.teacher_model
         scorer.pass_sizes = self.pass_sizes
         scorer.begin_scoring()
         with self.teacher_weights.active():
-            return self._log_probs(scorer, rows, keep_states=keep_states, keep_entropies=keep_entropies)
+            return self._log_probs(scorer, rows, keep)
 
     @torch.no_grad()
     def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
@@ -114,7 +104,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         assert self.initial_weights is not None, "no KL penalty was announced"
         self.begin_scoring()
         with self.initial_weights.active():
-            log_probs = self._log_probs(self, rows, keep_states=OWN_VIEW if with_kl else None)
+            log_probs = self._log_probs(self, rows, Kept(OWN_VIEW) if with_kl else None)
         if not with_kl:
             return [InitialScores(values, None) for values in log_probs]
 
@@ -140,33 +130,32 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         self,
         scorer: ScoredModel[ActorConfig, ScoringModel],
         rows: Sequence[ScoringRow],
+        keep: Kept | None,
         *,
-        keep_states: str | None,
-        keep_entropies: bool = False,
         temperature: float | None = None,
     ) -> list[Tensor]:
+        if keep is None:
+            return scorer.results(rows, lambda part: self._forward(scorer, part, temperature=temperature).log_probs)
         states: dict[int, Tensor] = {}
         entropies: dict[int, Tensor] = {}
 
-        def keep(values: Tensor | None, rows: Sequence[ScoringRow], kept: dict[int, Tensor]) -> None:
+        def add(values: Tensor | None, rows: Sequence[ScoringRow], kept: dict[int, Tensor]) -> None:
             if values is None:
                 return
             for row, of_row in zip(rows, values.cpu().split([len(row.response_ids) for row in rows]), strict=True):
-                if row.view == keep_states and row.row is not None:
+                if row.view == keep.view and row.row is not None:
                     kept[row.row] = of_row
 
         def compute(part: RankPass) -> Tensor:
-            scores = self._forward(scorer, part, entropy=keep_entropies, temperature=temperature)
-            if keep_states is not None:
-                keep(scores.hidden, part.rows, states)
-                keep(scores.entropies, part.rows, entropies)
+            scores = self._forward(scorer, part, entropy=keep.with_entropies, temperature=temperature)
+            add(scores.hidden, part.rows, states)
+            add(scores.entropies, part.rows, entropies)
             return scores.log_probs
 
         log_probs = scorer.results(rows, compute)
-        if keep_states is not None:
-            self.kept.keep(keep_states, states, scorer.module, is_student=scorer is self)
-            if keep_entropies:
-                self.kept.keep_entropies(keep_states, entropies)
+        self.kept.keep(keep.view, states, scorer.module, is_student=scorer is self)
+        if keep.with_entropies:
+            self.kept.keep_entropies(keep.view, entropies)
         return log_probs
 
     def _forward(

@@ -118,15 +118,12 @@ def _embeddings_and_head(model: Any) -> set[nn.Module]:
     return modules
 
 
-def fuse_adapters(model: nn.Module) -> int:
-    """Converts every plain LoRA layer of `model` to a `FusedLoraLinear` and returns their number."""
-    num_fused = 0
+def fuse_adapters(model: nn.Module) -> None:
+    """Converts every plain LoRA layer of `model` to a `FusedLoraLinear`."""
     for module in model.modules():
         if type(module) is Linear and type(module.base_layer) is nn.Linear:
             # The class alone changes: a new module would need another name for its weights, or copies of them.
             module.__class__ = FusedLoraLinear
-            num_fused += 1
-    return num_fused
 
 
 class FusedLoraLinear(Linear):

@@ -256,7 +256,6 @@ class Shards:
 
     Attributes:
         shapes: the shape of each tensor by name; that of a number is (1,).
-        types: the type of each tensor by name, as safetensors call it.
         notes: the notes of each rank.
 
     Raises:
@@ -269,7 +268,6 @@ class Shards:
         self._folder = folder
         self._stored: dict[str, list[_Rows]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.types: dict[str, str] = {}
         self.notes: list[dict[str, Any]] = []
         num_files = len(list(folder.iterdir())) if folder.is_dir() else 0
         num_ranks = num_files or 1  # without any file, the first rank's is the missing one
@@ -317,9 +315,6 @@ class Shards:
             shape = (total, *row_shape)
             if self.shapes.setdefault(name, shape) != shape:
                 raise ValueError(f"{name!a} has another shape than in other files")
-            stored_type = stored_slice.get_dtype()
-            if self.types.setdefault(name, stored_type) != stored_type:
-                raise ValueError(f"{name!a} has another type than in other files")
             self._stored.setdefault(name, []).append(_Rows(first, first + num_rows, file))
 
 
@@ -344,20 +339,8 @@ def load_shards(tensors: Mapping[str, Tensor], folder: Path) -> Shards:
             f"{folder} cannot be restored into this model: {len(differing)} tensors differ, such as {name!a} with the shape "
             f"{saved.get(name)}, here {expected.get(name)}; give another checkpoint"
         )
-    _require_types(shards, tensors, folder)
     shards.fill(tensors)
     return shards
-
-
-def _require_types(shards: Shards, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Raises `CheckpointError` if a tensor is stored in another type, such as integers in place of floating numbers."""
-    for name, tensor in tensors.items():
-        expected = _TYPES[tensor.dtype]
-        if shards.types[name] != expected:
-            raise CheckpointError(
-                f"{folder} has {name!a} in the type {shards.types[name]}, here {expected}; give another checkpoint, or the "
-                "worker.actor.fsdp.torch_dtype of the run that wrote it"
-            )
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:

@@ -81,11 +81,11 @@ class Memory(NamedTuple):
     weights: int  # with the copies of the teacher and the reference
     optimizer: int
     away: int  # the part of both that is in host memory while responses are sampled
-    engine: int  # the generator's own weights
     gradients: int
     largest_pass: int  # gradients, gathered weights and activations of rows of the maximum length
     checkpoint: int  # on disk
     parameters: int  # of the model, as a number
+    engine: int = 0  # the generator's own weights
     with_vllm: bool = True  # the weights of another generator stay on the device
 
 
@@ -118,11 +118,14 @@ def estimate_memory(
         copies=_weight_copies(estimator, algorithm, lora),
         compares=estimator.distilled_view is not None or has_full_kl,
     )
-    models = [policy, *_frozen_teacher(config, shape_of_model)]
+    models = [policy]
+    if estimator.teacher.model_path is not None:
+        teacher_shape = shape_of_model(ModelConfig(model_path=estimator.teacher.model_path))
+        models.append(_model_memory(config, actor, teacher_shape, LoraConfig(), is_frozen=True))
     if "values" in estimator.reads:
         critic = config.worker.resolved_critic
         critic_shape = shape_of_model(critic.model)
-        models.append(_model_memory(config, critic, critic_shape, LoraConfig(), copies=0, compares=False))
+        models.append(_model_memory(config, critic, critic_shape, LoraConfig()))
     rollout = config.worker.rollout
     return Memory(
         weights=sum(model.weights for model in models),
@@ -150,49 +153,19 @@ def _weight_copies(estimator: Estimator, algorithm: AlgorithmConfig, lora: LoraC
     return sum(source not in without_copy for source in sources)
 
 
-def _frozen_teacher(
-    config: RunConfig, shape_of_model: Callable[[ModelConfig | CriticModelConfig], ModelShape]
-) -> list[Memory]:
-    """Returns the memory of a teacher with weights of its own: its weights in the compute type, and a scoring pass."""
-    path = config.estimator.teacher.model_path
-    if path is None:
-        return []
-    settings = config.worker.actor
-    shape = shape_of_model(ModelConfig(model_path=path))
-    compute_bytes = VALUE_BYTES[settings.fsdp.mp_param_dtype]
-    gathered = min(shape.gathered, shape.parameters) if settings.fsdp.enable_full_shard else shape.parameters
-    on_device = 0 if settings.fsdp.enable_cpu_offload else 1
-    weights = on_device * math.ceil(shape.parameters * compute_bytes / _num_shards(config, settings))
-    num_tokens = settings.micro_batch_size_per_device_for_experience * row_length(config)
-    activations = num_tokens * token_bytes(settings, shape).scored + _head_bytes(
-        config, settings, shape, compares=False
-    )
-    return [
-        Memory(
-            weights=weights,
-            optimizer=0,
-            away=weights if settings.offload.offload_params else 0,
-            engine=0,
-            gradients=0,
-            largest_pass=gathered * compute_bytes + activations,
-            checkpoint=0,
-            parameters=shape.parameters,
-        )
-    ]
-
-
 def _model_memory(
     config: RunConfig,
     settings: ActorConfig | CriticConfig,
     shape: ModelShape,
     lora: LoraConfig,
     *,
-    copies: int,
-    compares: bool,
+    copies: int = 0,
+    compares: bool = False,
+    is_frozen: bool = False,
 ) -> Memory:
-    """Returns the memory of one trained model, all of it sharded but 4-bit weights.
+    """Returns the memory of one model, all of it sharded but 4-bit weights; a frozen one has scoring passes alone.
 
-    - weights: trained ones in their own type, a frozen base in the compute type; each copy in float32.
+    - weights: trained ones in their own type, frozen ones in the compute type; each copy in float32.
     - optimizer: Adam's two moments in the trained type, or 2 + 4 + 2 bytes per weight for `adamw_bf16`.
     - largest pass: the gradients, and the larger of a pass (the gathered weights, without LoRA their gradients in float32
       and in the compute type, and the activations) and of AdamW's step (the roots of the second moments).
@@ -206,7 +179,10 @@ def _model_memory(
     if settings.fsdp.enable_full_shard:
         gathered = min(shape.gathered, gathered)
     gathered_bytes = gathered * compute_bytes
-    if lora.rank > 0:
+    if is_frozen:
+        trained = 0
+        stored_bytes = shape.parameters * compute_bytes
+    elif lora.rank > 0:
         trained = lora.rank * shape.linear_sides
         stored_bytes = (shape.parameters - packed) * compute_bytes + trained * trained_bytes
     else:
@@ -222,7 +198,7 @@ def _model_memory(
     stored_per_device = on_device * math.ceil(stored_bytes / num_shards) + packed_bytes
     gradients = trained_per_device * trained_bytes
     optimizer = trained_per_device * state_bytes
-    activations = _activations(config, settings, shape) + _head_bytes(config, settings, shape, compares=compares)
+    activations = _activations(config, settings, shape, compares=compares, is_frozen=is_frozen)
     away = optimizer if settings.offload.offload_optimizer else 0
     if settings.offload.offload_params:
         away += stored_per_device
@@ -231,7 +207,6 @@ def _model_memory(
         weights=stored_per_device + 4 * copies * trained_per_device,
         optimizer=optimizer,
         away=away,
-        engine=0,
         gradients=gradients,
         largest_pass=gradients + max(gathered_bytes + activations, gradients),
         checkpoint=trained * (trained_bytes + saved_state_bytes),
@@ -283,23 +258,31 @@ def _trains_tower(settings: ActorConfig | CriticConfig) -> bool:
     return lora.rank == 0 or lora.exclude_modules is None
 
 
-def _activations(config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape) -> int:
-    """Returns the bytes of an update's or a scoring pass's activations, whichever are more, without the head."""
+def _activations(
+    config: RunConfig,
+    settings: ActorConfig | CriticConfig,
+    shape: ModelShape,
+    *,
+    compares: bool,
+    is_frozen: bool,
+) -> int:
+    """Returns the bytes of an update's or a scoring pass's activations, whichever are more, and of the head's largest chunk.
+
+    A chunk has more tensors for a divergence (`compares`).
+    """
     of_token = token_bytes(settings, shape)
-    kept = of_token.recomputed if settings.model.enable_gradient_checkpointing else of_token.kept
-    rows = row_length(config)
-    updating = settings.micro_batch_size_per_device_for_update * rows * kept
-    return max(updating, settings.micro_batch_size_per_device_for_experience * rows * of_token.scored)
-
-
-def _head_bytes(config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape, *, compares: bool) -> int:
-    """Returns the bytes of the head's largest chunk, which for a divergence (`compares`) has more tensors."""
-    num_rows = max(settings.micro_batch_size_per_device_for_update, settings.micro_batch_size_per_device_for_experience)
-    logits = num_rows * config.data.max_response_length * shape.vocabulary
+    tokens_of_row = row_length(config)
+    updated_rows = settings.micro_batch_size_per_device_for_update
+    scored_rows = settings.micro_batch_size_per_device_for_experience
+    layers = scored_rows * tokens_of_row * of_token.scored
+    if not is_frozen:
+        kept = of_token.recomputed if settings.model.enable_gradient_checkpointing else of_token.kept
+        layers = max(layers, updated_rows * tokens_of_row * kept)
+    logits = max(updated_rows, scored_rows) * config.data.max_response_length * shape.vocabulary
     chunk = _BYTES_PER_LOGIT * min(HEAD_CHUNK_ELEMENTS_ON_GPU, logits)
-    if not compares:
-        return chunk
-    return max(chunk, _BYTES_PER_COMPARED_LOGIT * min(DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, logits))
+    if compares:
+        chunk = max(chunk, _BYTES_PER_COMPARED_LOGIT * min(DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, logits))
+    return layers + chunk
 
 
 def engine_sleeps(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> bool:
@@ -398,13 +381,10 @@ def gib(num_bytes: float) -> str:
 
 def shape_of(config: Any, *, trust_remote_code: bool = False) -> ModelShape:
     """Returns the shape of the model that a transformers configuration describes, built on the meta device."""
-    import transformers
-
     family = family_of(config)
-    class_name = "AutoModelForImageTextToText" if family.reads_images else "AutoModelForCausalLM"
     try:
         with torch.device("meta"):
-            model = getattr(transformers, class_name).from_config(config, trust_remote_code=trust_remote_code)
+            model = pretrained.model_class(family).from_config(config, trust_remote_code=trust_remote_code)
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"no model can be built from this configuration: {error}") from error
     tower = family.vision_parts(model)

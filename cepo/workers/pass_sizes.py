@@ -91,13 +91,17 @@ def with_numbers(config: RunConfig, sizes: PassSizes = WITHOUT_CARD) -> RunConfi
 def needs_of(config: RunConfig, settings: ActorConfig | CriticConfig, *, with_vllm: bool) -> PassNeeds:
     """Returns what the passes of the actor or of the critic need, by `settings`, its part of `config`."""
     smallest = with_numbers(config, PassSizes(update_rows=1, scoring_rows=1, recomputes=True))
-    base = bound_in_passes(estimate_memory(smallest, with_vllm=with_vllm))
-    of_token = token_bytes(settings, read_shape(settings.model))
+    memory = estimate_memory(smallest, with_vllm=with_vllm)
+    shape = read_shape(settings.model)
+    of_token = token_bytes(settings, shape)
     teacher_path = config.estimator.teacher.model_path
-    if teacher_path is not None and isinstance(settings, ActorConfig):  # both score in passes of the same sizes
-        of_teacher = token_bytes(settings, read_shape(ModelConfig(model_path=teacher_path)))
-        of_token = of_token._replace(scored=max(of_token.scored, of_teacher.scored))
-    return PassNeeds(base, of_token, tokens=row_length(config))
+    if teacher_path is not None and isinstance(settings, ActorConfig):
+        # Policy and teacher score in passes of the same sizes.
+        teacher_shape = read_shape(ModelConfig(model_path=teacher_path))
+        of_teacher = token_bytes(settings, teacher_shape)
+        scored = max(of_token.scored, of_teacher.scored)
+        of_token = of_token._replace(scored=scored)
+    return PassNeeds(bound_in_passes(memory), of_token, tokens=row_length(config))
 
 
 def choose(needs: PassNeeds, *, free: int, card: int) -> PassSizes:

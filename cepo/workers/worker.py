@@ -18,7 +18,7 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import ActorConfig, CriticConfig
-from cepo.data.batch import CriticBatch, InitialScores, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, InitialScores, Kept, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError
 from cepo.files.trees import Fields
 from cepo.losses import available_losses, build_loss
@@ -201,21 +201,14 @@ class Worker:
         self._has_sampled = False
 
     def score(
-        self,
-        rows: Sequence[ScoringRow],
-        *,
-        keep_states: str | None = None,
-        keep_entropies: bool = False,
-        temperature: float | None = None,
+        self, rows: Sequence[ScoringRow], *, keep: Kept | None = None, temperature: float | None = None
     ) -> list[Tensor]:
         self._end_sampling()
-        return self.actor.score(rows, keep_states=keep_states, keep_entropies=keep_entropies, temperature=temperature)
+        return self.actor.score(rows, keep=keep, temperature=temperature)
 
-    def score_teacher(
-        self, rows: Sequence[ScoringRow], *, keep_states: str | None = None, keep_entropies: bool = False
-    ) -> list[Tensor]:
+    def score_teacher(self, rows: Sequence[ScoringRow], *, keep: Kept | None = None) -> list[Tensor]:
         self._end_sampling()
-        return self.actor.score_teacher(rows, keep_states=keep_states, keep_entropies=keep_entropies)
+        return self.actor.score_teacher(rows, keep=keep)
 
     def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
         self._end_sampling()

@@ -172,10 +172,11 @@ def actor_step(
     actor: Any, own: list[ScoringRow], teacher: list[ScoringRow], step: int, outcome: dict[str, Any]
 ) -> None:
     """Scores as policy, teacher, reference and for entropy, updates, and reads the weights for the rollout engine."""
+    from cepo.data.batch import Kept
     from cepo.rollout.generator import FullWeights
     from cepo.types import Distillation, DivergenceConfig
 
-    scored = actor.score(own) + actor.score_teacher(teacher, keep_states=VIEW)
+    scored = actor.score(own) + actor.score_teacher(teacher, keep=Kept(VIEW))
     scored += [scores.log_probs for scores in actor.score_initial(own)] + actor.entropies(own)
     batch = optimizer_batch(own)
     mask = batch.response_mask

@@ -399,56 +399,36 @@ def adapter(actor: Path, weights: Mapping[str, torch.Tensor], **settings: Any) -
 LAYER = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
 ENDLESS = r"((\w|\.)+)+$!"
 """A pattern that takes forever to find that a name does not match."""
-MISLEADING: dict[str, tuple[dict[str, Any], float, str]] = {
-    "a rank that the tensors do not have": (
-        {"r": 8},
-        1.0,
-        "rank 8, which is not that of",
-    ),
-    "ranks for patterns": ({"rank_pattern": {ENDLESS: 8}}, 1.0, "settings that cepo does not read: rank_pattern"),
-    "scales for patterns": ({"alpha_pattern": {ENDLESS: 8}}, 1.0, "does not read: alpha_pattern"),
-    "a module to import": ({"megatron_core": "evil"}, 1.0, "does not read: megatron_core"),
-    "10^7 layers": ({"layer_replication": [[0, 10**7]]}, 1.0, "does not read: layer_replication"),
-    "a start that needs data": ({"init_lora_weights": "eva"}, 1.0, "does not read: init_lora_weights"),
-    "a setting of nobody": ({"new_setting": 1}, 1.0, "does not read: new_setting"),
-    "another kind of adapter": ({"peft_type": "IA3"}, 1.0, "does not read: peft_type"),
-    "an infinite scale": ({"lora_alpha": float("inf")}, 1.0, "lora_alpha is "),
-    "values that are not numbers": ({}, float("nan"), "values that are not finite"),
-    "a scale that is true": ({"lora_alpha": True}, 1.0, "lora_alpha is "),
-    "a scale of text": ({"lora_alpha": "8"}, 1.0, "lora_alpha is "),
-    "a rank that is true": ({"r": True}, 1.0, "r is "),
-    "a rank of 0": ({"r": 0}, 1.0, "r is "),
-    "a scale by the root of text": ({"use_rslora": "no"}, 1.0, "use_rslora is "),
-    "a scale by the root of 1": ({"use_rslora": 1}, 1.0, "use_rslora is "),
-    "magnitudes of text": ({"use_dora": "no"}, 1.0, "use_dora is "),
-    "turned matrices": ({"fan_in_fan_out": "no"}, 1.0, "fan_in_fan_out is "),
-    "biases of the base": ({"bias": "all"}, 1.0, "bias is 'all'"),
-    "biases in a list": ({"bias": ["all"]}, 1.0, r"bias is \['all'\]"),
-    "a module in text": ({"modules_to_save": "lm_head"}, 1.0, "modules_to_save is "),
-    "a module of numbers": ({"modules_to_save": [1]}, 1.0, "modules_to_save is "),
+MISLEADING: dict[str, tuple[dict[str, Any], str]] = {
+    "ranks for patterns": ({"rank_pattern": {ENDLESS: 8}}, "settings that cepo does not read: rank_pattern"),
+    "scales for patterns": ({"alpha_pattern": {ENDLESS: 8}}, "does not read: alpha_pattern"),
+    "a module to import": ({"megatron_core": "evil"}, "does not read: megatron_core"),
+    "10^7 layers": ({"layer_replication": [[0, 10**7]]}, "does not read: layer_replication"),
+    "a start that needs data": ({"init_lora_weights": "eva"}, "does not read: init_lora_weights"),
+    "a setting of nobody": ({"new_setting": 1}, "does not read: new_setting"),
+    "another kind of adapter": ({"peft_type": "IA3"}, "does not read: peft_type"),
+    "an infinite scale": ({"lora_alpha": float("inf")}, r"\blora_alpha\b"),
+    "a scale that is true": ({"lora_alpha": True}, r"\blora_alpha\b"),
+    "a scale of text": ({"lora_alpha": "8"}, r"\blora_alpha\b"),
+    "a rank that is true": ({"r": True}, r"\br\b"),
+    "a rank of 0": ({"r": 0}, r"\br\b"),
+    "a scale by the root of text": ({"use_rslora": "no"}, r"\buse_rslora\b"),
+    "a scale by the root of 1": ({"use_rslora": 1}, r"\buse_rslora\b"),
+    "magnitudes of text": ({"use_dora": "no"}, r"\buse_dora\b"),
+    "turned matrices": ({"fan_in_fan_out": "no"}, r"\bfan_in_fan_out\b"),
+    "biases of the base": ({"bias": "all"}, r"\bbias\b"),
+    "biases in a list": ({"bias": ["all"]}, r"\bbias\b"),
+    "a module in text": ({"modules_to_save": "lm_head"}, r"\bmodules_to_save\b"),
+    "a module of numbers": ({"modules_to_save": [1]}, r"\bmodules_to_save\b"),
 }
 
 
 @pytest.mark.parametrize("name", MISLEADING)
 def test_an_adapter_that_means_something_else_is_refused(tmp_path: Path, name: str) -> None:
-    settings, value, words = MISLEADING[name]
+    settings, words = MISLEADING[name]
     actor = write_checkpoint(tmp_path / "run") / "actor"
-    adapter(actor, {f"{LAYER}.lora_A.weight": torch.full((4, 64), value)}, **settings)
+    adapter(actor, {f"{LAYER}.lora_A.weight": torch.ones(4, 64)}, **settings)
     refused_adapter(actor, tmp_path / "out", words)
-
-
-@pytest.mark.parametrize("kind", [torch.int32, torch.bool, torch.uint8])
-def test_an_adapter_of_integers_is_refused(tmp_path: Path, kind: torch.dtype) -> None:
-    actor = write_checkpoint(tmp_path / "run") / "actor"
-    adapter(actor, {f"{LAYER}.lora_{part}.weight": torch.ones(4, 4).to(kind) for part in "AB"})
-    refused_adapter(actor, tmp_path / "out", "an adapter has one floating type")
-
-
-def test_an_adapter_of_two_types_is_refused(tmp_path: Path) -> None:
-    actor = write_checkpoint(tmp_path / "run") / "actor"
-    types = {"A": torch.float16, "B": torch.bfloat16}
-    adapter(actor, {f"{LAYER}.lora_{part}.weight": torch.ones(4, 4, dtype=kind) for part, kind in types.items()})
-    refused_adapter(actor, tmp_path / "out", "has the types bfloat16, float16")
 
 
 QUANTIZATION = {
@@ -462,8 +442,6 @@ QUANTIZATION = {
 @pytest.mark.parametrize(
     "change",
     [
-        {"load_in_4bit": 1},
-        {"bnb_4bit_quant_type": "int4"},
         {"bnb_4bit_quant_type": ["nf4"]},
         {"bnb_4bit_use_double_quant": "no"},
         {"bnb_4bit_compute_dtype": "load"},
@@ -476,7 +454,7 @@ def test_settings_of_a_quantised_base_are_a_list(tmp_path: Path, change: dict[st
     assert settings is not None
     assert settings.bnb_4bit_compute_dtype is torch.bfloat16
     (tmp_path / "quantization_config.json").write_text(json.dumps(QUANTIZATION | change))
-    with pytest.raises(CheckpointError, match=rf"{next(iter(change))} is "):
+    with pytest.raises(CheckpointError, match="cannot be read as settings of a 4-bit base"):
         read_quantization(tmp_path)
 
 

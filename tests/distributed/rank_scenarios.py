@@ -30,7 +30,7 @@ from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow, token_array
+from cepo.data.batch import CriticBatch, Kept, OptimizerBatch, ScoringRow, token_array
 from cepo.losses.aggregation import LossDenominators
 from cepo.metrics import Metrics
 from cepo.models.compiled_layers import compile_decoder
@@ -306,11 +306,11 @@ def whole_gradients(worker: Actor | Critic) -> dict[str, Tensor]:
 def actor_step(actor: Actor, share: Share, scenario: Scenario, outcome: Outcome, step: int) -> None:
     unseen = masked(actor._processing, share.rows)
     both = actor.score([*share.rows, *unseen])  # in one pass, as teachers with the student's weights are
-    scores, kept = both[: len(share.rows)], KEPT if scenario.distils else None
+    scores, kept = both[: len(share.rows)], Kept(KEPT) if scenario.distils else None
     outcome.scores[f"masked {step}"] = {
         row.row or 0: values for row, values in zip(unseen, both[len(scores) :], strict=True)
     }
-    teacher = actor.score_teacher(hinted(actor._processing, share.rows), keep_states=kept)
+    teacher = actor.score_teacher(hinted(actor._processing, share.rows), keep=kept)
     outcome.scores |= {f"student {step}": share.by_number(scores), f"teacher {step}": share.by_number(teacher)}
     reference = None
     if scenario.full_reference:

@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from cepo.models.head import can_have_kernels, kernel_agrees
+from cepo.models.head import _log_probs_by_torch, can_have_kernels, kernel_agrees
 
 CPU = torch.device("cpu")
 
 
-def sums(logits: Tensor, targets: Tensor) -> Sequence[Tensor]:
-    return logits.double().sum(dim=1), targets.double()
-
-
-def failing(logits: Tensor, targets: Tensor) -> Sequence[Tensor]:
+def failing(logits: Tensor, targets: Tensor, temperature: float, *, with_direction: bool) -> Tensor:
     raise RuntimeError("no compiler")
 
 
 @pytest.mark.parametrize(
     ("difference", "agrees"), [(0.0, True), (0.9e-4, True), (1.1e-4, False), (math.nan, False), (math.inf, False)]
 )
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_kernel_must_agree_in_every_result(
-    difference: float, agrees: bool, place: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("in_directions", [False, True])
+def test_a_kernel_must_agree_in_log_probs_and_directions(
+    difference: float, agrees: bool, in_directions: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The tolerance of float32 is 1e-4; a result that is no number differs, whichever of the results it is."""
 
-    def other_sums(logits: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        results = list(sums(logits, targets))
-        results[place] = results[place] + difference
-        return results
+    def inexact(logits: Tensor, targets: Tensor, temperature: float, *, with_direction: bool) -> Tensor:
+        log_probs = _log_probs_by_torch(logits, targets, temperature, with_direction=with_direction)
+        if in_directions:
+            logits[1, 7] += difference
+        else:
+            log_probs[1] += difference
+        return log_probs
 
-    assert kernel_agrees(CPU, torch.float32, by_kernel=other_sums, by_torch=sums) == agrees
+    assert kernel_agrees(CPU, torch.float32, inexact) == agrees
     assert ("log-probs are computed by torch: the kernel differs by" in caplog.text) != agrees
 
 
 def test_a_kernel_that_cannot_run_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    assert not kernel_agrees(CPU, torch.bfloat16, by_kernel=failing, by_torch=sums)
+    assert not kernel_agrees(CPU, torch.bfloat16, failing)
     assert "log-probs are computed by torch: the kernel fails (RuntimeError: no compiler)" in caplog.text
 
 

@@ -47,7 +47,7 @@ def test_the_product_is_each_familys_convolution(model_type: str, dtype: torch.d
     patches = torch.randn(40, published.proj.weight[0].numel(), generator=torch.Generator().manual_seed(2)).to(dtype)
     expected = outcome(published, patches)
     shapes = {name: weight.shape for name, weight in published.named_parameters()}
-    assert use_linear_patch_embedding([published]) == 1
+    use_linear_patch_embedding([published])
     assert {name: weight.shape for name, weight in published.named_parameters()} == shapes
     embedding = published.proj
     assert isinstance(embedding, PatchConvolution)
@@ -94,7 +94,7 @@ def test_a_convolution_that_embeds_no_patches_stays() -> None:
     others = nn.Sequential(
         nn.Conv3d(3, 4, 2, stride=1), nn.Conv3d(3, 4, 2, stride=2, padding=1), nn.Conv2d(3, 4, 2, stride=2)
     )
-    assert use_linear_patch_embedding([others]) == 0
+    use_linear_patch_embedding([others])
     assert [type(module) for module in others] == [nn.Conv3d, nn.Conv3d, nn.Conv2d]
 
 

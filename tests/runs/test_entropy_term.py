@@ -23,7 +23,7 @@ from training_runs import (
     relative_gap,
 )
 
-from cepo.data.batch import OptimizerBatch, ScoringRow
+from cepo.data.batch import Kept, OptimizerBatch, ScoringRow
 from cepo.types import Distillation, DivergenceConfig
 from cepo.workers import scoring_model
 from testing.rows import gradients_of
@@ -107,7 +107,7 @@ def test_beside_a_divergence_the_entropys_gradient_is_the_same(build_actor: Buil
             actor = build_actor(entropy_coef=coefficient, max_grad_norm="1e9")
             batch = on_policy_batch(rows)
             if distils:
-                actor.score(taught, temperature=1.5, keep_states="taught")
+                actor.score(taught, temperature=1.5, keep=Kept("taught"))
                 distillation = Distillation(
                     view="taught", divergence=DivergenceConfig(kind="jsd"), token_weight=mask_of(rows).float()
                 )

@@ -224,8 +224,6 @@ REFUSED = {
     ("gemma4_large", "vllm", "grpo, full"): "masks later tokens of the same image",
     ("gemma4_moe", "vllm", "cepo, LoRA"): "masks later tokens of the same image",
     ("gemma4_moe", "vllm", "grpo, full"): "masks later tokens of the same image",
-    ("glm46v", "vllm", "cepo, LoRA"): "no model of the architecture Glm46VForConditionalGeneration",
-    ("glm46v", "vllm", "grpo, full"): "no model of the architecture Glm46VForConditionalGeneration",
     ("llava_onevision", "vllm", "cepo, LoRA"): "serves no LoRA adapters on LLaVA-OneVision",
     ("qwen3_5_moe", "vllm", "cepo, LoRA"): "serves experts with an adapter only on GPUs",
     ("qwen3_vl_moe", "vllm", "cepo, LoRA"): "serves experts with an adapter only on GPUs",

@@ -17,7 +17,7 @@ from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.credit.resources import opened
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import Kept, ScoringRow
 from cepo.errors import ConfigError
 from cepo.files.trees import Fields
 from cepo.integrations.adapter import supported_estimator
@@ -99,7 +99,7 @@ def test_an_update_distils_from_a_wider_model(build_actor: BuildActor, larger: P
     named = [ScoringRow(**(vars(row) | {"view": "hinted", "row": number})) for number, row in enumerate(rows)]
     found: list[float] = []
     for step in range(4):
-        actor.score_teacher(named, keep_states="hinted")
+        actor.score_teacher(named, keep=Kept("hinted"))
         batch = batch_of(rows, [0.0] * len(rows), actor.score(rows))
         distillation = Distillation(
             divergence=DivergenceConfig(kind="forward_kl"), token_weight=batch.response_mask.float(), view="hinted"

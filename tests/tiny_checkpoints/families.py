@@ -371,16 +371,10 @@ def llava_onevision() -> Parts:
 
 
 def glm4v() -> Parts:
-    """14-pixel patches, learned positions interpolated to the image's shape, and four norms a layer."""
-    return _glm("Glm4v")
+    """14-pixel patches, learned positions interpolated to the image's shape, and four norms a layer.
 
-
-def glm46v() -> Parts:
-    return _glm("Glm46V")
-
-
-def _glm(name: str) -> Parts:
-    """`intermediate_size` of the tower is that of its merger alone; its blocks have `out_hidden_size` there."""
+    `intermediate_size` of the tower is that of its merger alone; its blocks have `out_hidden_size` there.
+    """
     ends = {"end": "<|endoftext|>", "pad": "<|endoftext|>", "unknown": None}
     tokenizer = tokens.byte_level_tokenizer(tokens.GLM_TOKENS, **ends, kind="PreTrainedTokenizerFast")
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
@@ -401,11 +395,11 @@ def _glm(name: str) -> Parts:
     # The processor counts the pixels of both temporal patches.
     size = {"shortest_edge": 2 * _MIN_TOKENS * of_token, "longest_edge": 2 * _MAX_TOKENS * of_token}
     return assemble(
-        name,
+        "Glm4v",
         tokenizer,
         config=config,
-        images=(name, {"size": size, **_NORMALISED}),
-        videos=(name, {"size": size, **_NORMALISED}),
+        images=("Glm4v", {"size": size, **_NORMALISED}),
+        videos=("Glm4v", {"size": size, **_NORMALISED}),
         options={"chat_template": templates.GLM4V},
         end_tokens=("<|endoftext|>", "<|user|>", "<|observation|>"),
     )
@@ -463,7 +457,6 @@ FAMILIES: dict[str, Callable[[], Parts]] = {
         gemma4_moe,
         llava_onevision,
         glm4v,
-        glm46v,
         lfm2_vl,
     )
 }

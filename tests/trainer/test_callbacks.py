@@ -21,10 +21,6 @@ class Misspelt(Callback):
     def after_recrod(self, step: int, metrics: object) -> None: ...
 
 
-class Earlier(Callback):
-    def after_ask(self, rollouts: object) -> None: ...
-
-
 class OfTransformers(Callback):
     """Has a hook of another library, and an attribute that is none."""
 
@@ -51,7 +47,6 @@ def test_callbacks_are_called_in_their_order() -> None:
         (print, "has a builtin_function_or_method; derive it from cepo.Callback"),
         (Misspelt(), "Misspelt.after_recrod is never called. Did you mean 'after_record'?"),
         (OfTransformers(), "OfTransformers.on_step_end is never called."),
-        (Earlier(), "Earlier.after_ask is never called. Did you mean 'after_sample'?"),
     ],
 )
 def test_what_would_never_be_called_is_refused(callback: object, message: str) -> None:

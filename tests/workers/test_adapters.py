@@ -85,7 +85,8 @@ def build(dtype: torch.dtype = torch.float32, *, fused: bool, bias: bool = False
             if "lora_B" in name:
                 weight.copy_(0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(6)))
     if fused:
-        assert fuse_adapters(wrapped) == 1
+        fuse_adapters(wrapped)
+        assert isinstance(wrapped.base_model.model["layer"], FusedLoraLinear)
     return wrapped.base_model.model["layer"]
 
 

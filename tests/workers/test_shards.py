@@ -19,11 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cepo.errors import CheckpointError
-from cepo.microgeo.world import ASSETS
-from cepo.models.pretrained import load_model
 from cepo.workers.checkpoint import Shards, load_shards, write_shards
 from cepo.workers.distributed import data_parallel_mesh
-from cepo.workers.merged_model import BaseModel, merge_checkpoint
 
 FILE = "rank_0_of_1.safetensors"
 
@@ -175,43 +172,3 @@ def test_edited_files_are_read_or_refused_with_one_message(
     (folder / FILE).write_bytes(content)
     with contextlib.suppress(CheckpointError):
         load_shards(state(), folder)
-
-
-def relabelled(file: Path, name: str, kind: str) -> None:
-    """Calls the numbers of one tensor by another type of the same size."""
-    content = file.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    header[name]["dtype"] = kind
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("model.w0", "I32"),
-        ("model.w1", "F16"),
-        ("model.w2", "I16"),
-        ("model.w3", "I64"),
-        ("optimizer.w0.exp_avg", "U32"),
-        ("optimizer.w0.step", "I32"),
-    ],
-)
-def test_a_tensor_of_another_type_is_refused(tmp_path: Path, name: str, kind: str) -> None:
-    """As a number, the bits of 1.0 in I32 are 1,065,353,216."""
-    relabelled(saved(tmp_path) / FILE, name, kind)
-    with pytest.raises(CheckpointError, match=rf"has '{name}' in the type {kind}, here"):
-        load_shards({key: torch.zeros_like(tensor) for key, tensor in state().items()}, tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["I32", "U32"])
-def test_a_merge_refuses_weights_of_another_type(tmp_path: Path, kind: str) -> None:
-    model = load_model(str(ASSETS), dtype=torch.float32, trust_remote_code=False, override_config={})
-    shards = tmp_path / "actor" / "distributed"
-    write_shards({f"model.model.{name}": tensor for name, tensor in model.state_dict().items()}, shards, {})
-    relabelled(shards / FILE, "model.model.model.language_model.norm.weight", kind)
-    with pytest.raises(CheckpointError, match=rf"has weights of the types F32, {kind}"):
-        merge_checkpoint(tmp_path / "actor", tmp_path / "out", BaseModel(path=str(ASSETS)))
-    assert not (tmp_path / "out").exists()
