@@ -121,18 +121,18 @@ def _set_with_method(sources: Sequence[Source], defaults: Tree, origins: Origins
 
     A comparison with another method is fair only if that one gets the same values.
     """
-    choosing = [number for number, source in enumerate(sources) if "algorithm.adv_estimator" in source.origins.places]
-    if not choosing or choosing[-1] == 0:
+    choosing = [source for source in sources if "algorithm.adv_estimator" in source.origins.places]
+    if not choosing or choosing[-1] is sources[0]:
         return {}
-    number = choosing[-1]
-    source = sources[number]
-    others = dict(leaves(_merged(sources[:number], defaults)))
-    found: dict[str, tuple[object, object]] = {}
-    for key, value in leaves({name: source.tree[name] for name in ("data", "worker") if name in source.tree}):
-        still_holds = origins.places.get(key) == source.origins.places.get(key)
-        if still_holds and key in others and others[key] != value:
-            found[key] = (value, others[key])
-    return found
+    file = choosing[-1]
+    before = dict(leaves(_merged(sources[: sources.index(file)], defaults)))
+    changed: dict[str, tuple[object, object]] = {}
+    for section in ("data", "worker"):
+        for key, value in leaves(file.tree.get(section), section):
+            still_holds = origins.places.get(key) == file.origins.places.get(key)
+            if still_holds and key in before and before[key] != value:
+                changed[key] = (value, before[key])
+    return changed
 
 
 def _fit_optimizer_batch(tree: Tree, origins: Origins) -> None:
