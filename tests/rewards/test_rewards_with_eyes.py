@@ -165,13 +165,13 @@ def test_a_wrong_setting_of_the_judge_is_refused() -> None:
             compute_score([], **({"base_url": "http://localhost", "model": "m"} | settings))
 
 
-def test_the_example_mixes_a_judge_and_a_verifier(tmp_path: Path) -> None:
+def test_the_example_mixes_a_judge_and_a_verifier() -> None:
     """1 for the right answer and half of 0.8: 1.4. The verifier alone decides what is correct."""
     config = load_config(["config=examples/reward_function/judged.yaml"])
     check_config(config)
     reward = config.worker.reward
     with serving(lambda _: (200, {}, reply("<score>8</score>"))) as judge:
-        own = {"judge": {**reward.reward_function_kwargs["judge"], "base_url": judge.url, "cache": str(tmp_path)}}
+        own = {"judge": {**reward.reward_function_kwargs["judge"], "base_url": judge.url}}
         mixed = load_reward(reward.reward_function, own, reward.reward_weights)
         right, wrong = mixed.score([sample(), sample(response=r"\boxed{blue}")])
     assert mixed.needs_images
