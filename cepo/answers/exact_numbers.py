@@ -49,7 +49,7 @@ def as_float(value: Real) -> float | None:
 
 def twelve_digits(value: Real) -> str:
     """Returns a value's spelling to 12 significant digits, equal for equal values."""
-    return str(_CONTEXT.nstr(value, 12))
+    return str(_CONTEXT.nstr(value, 12)).removesuffix(".0")
 
 
 def same_value(first: Real, second: Real) -> bool:

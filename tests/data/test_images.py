@@ -258,7 +258,7 @@ BOMB = zlib.compress(bytes(80_000_000), 9)
 GREY = zlib.compress(bytes(64 * 65))
 BAD = {
     "oversized text": grey_png(64, chunk(b"zTXt", b"k\0\0" + BOMB)),
-    "170 million pixels": png_of((13_000, 13_000), [bytes(1625)] * 13_000, bits=1),
+    "180 million pixels": png_of((13_400, 13_400), [bytes(1676)] * 13_400, bits=1),
     "no data": grey_png(64, data=b""),
     "empty data": grey_png(64, data=chunk(b"IDAT", b"")),
     "data cut": grey_png(64, data=chunk(b"IDAT", GREY[:10])),

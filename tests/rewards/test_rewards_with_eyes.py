@@ -105,23 +105,6 @@ def test_faults_that_may_pass_are_tried_again() -> None:
         done.set()
 
 
-def test_the_cache_answers_a_repeated_request(tmp_path: Path) -> None:
-    """The second call asks only for the response that is new, and a damaged entry is asked again."""
-    with serving(lambda _: (200, {}, reply("<score>5</score>"))) as judge:
-
-        def ask(*samples: dict[str, Any]) -> list[dict[str, float]]:
-            return compute_score(samples, base_url=judge.url, model="m", cache=str(tmp_path / "c"))
-
-        ask(sample())
-        first, second = ask(sample(), sample(response="blue"))
-        assert len(judge.requests) == 2
-        assert (first["overall"], first["judge_attempts"], first["judge_tokens"]) == (0.5, 0.0, 0.0)
-        assert second["judge_attempts"] == 1.0
-        for entry in (tmp_path / "c").iterdir():
-            entry.write_text("{", encoding="utf-8")
-        assert ask(sample())[0]["judge_attempts"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("status", "headers", "text", "fault"),
     [
