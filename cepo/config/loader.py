@@ -126,13 +126,16 @@ def _set_with_method(sources: Sequence[Source], defaults: Tree, origins: Origins
     if not choosing or choosing[-1] is sources[0]:
         return {}
     file = choosing[-1]
-    before = dict(leaves(_merged(sources[: sources.index(file)], defaults)))
+    sources_before = sources[: sources.index(file)]
+    before = dict(leaves(_merged(sources_before, defaults)))
     changed: dict[str, tuple[object, object]] = {}
-    for section in ("data", "worker"):
-        for key, value in leaves(file.tree.get(section), section):
-            still_holds = origins.places.get(key) == file.origins.places.get(key)
-            if still_holds and key in before and before[key] != value:
-                changed[key] = (value, before[key])
+    for key, value in leaves(file.tree):
+        place = file.origins.places.get(key)
+        still_holds = origins.places.get(key) == place
+        if not key.startswith(("data.", "worker.")) or not still_holds:
+            continue
+        if key in before and before[key] != value:
+            changed[key] = (value, before[key])
     return changed
 
 
@@ -318,13 +321,21 @@ def _environment_references(merged: Tree) -> dict[_Keys, object]:
 
     The result maps each setting's path to its text or list with the references to the environment unresolved.
     """
-    hidden = with_texts(merged, lambda text: text.replace("${", _HIDDEN) if _ENVIRONMENT.search(text) else text)
-    tree = cast("Tree", OmegaConf.to_container(OmegaConf.create(hidden), resolve=True))
+    hidden = OmegaConf.create(with_texts(merged, _with_hidden_references))
+    tree = cast("Tree", OmegaConf.to_container(hidden, resolve=True))
     from_environment: dict[_Keys, object] = {}
     for path, value in _leaves(tree, ()):
         if any(_HIDDEN in text for text in texts_of(value)):
-            from_environment[path] = with_texts(value, lambda text: text.replace(_HIDDEN, "${"))
+            from_environment[path] = with_texts(value, _with_shown_references)
     return from_environment
+
+
+def _with_hidden_references(text: str) -> str:
+    return text.replace("${", _HIDDEN) if _ENVIRONMENT.search(text) else text
+
+
+def _with_shown_references(text: str) -> str:
+    return text.replace(_HIDDEN, "${")
 
 
 def _leaves(tree: Mapping[str, object], path: _Keys) -> Iterator[tuple[_Keys, object]]:
