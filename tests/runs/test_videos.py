@@ -156,7 +156,7 @@ def video_of(image: Image.Image, count: int, *, form: str = "mp4", codec: str = 
 
 
 @pytest.mark.parametrize("form", ["mp4", "matroska", "mpegts"])
-def test_frames_are_counted_where_a_file_does_not_state_their_number(form: str) -> None:
+def test_frames_are_counted_where_a_file_states_no_number(form: str) -> None:
     content = video_of(Image.new("RGB", (64, 64)), 300, form=form)
     assert read(content, None).num_source_frames == 300
 
