@@ -10,14 +10,13 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STAND_IN = Path(__file__).resolve().parent / "fake_cuda"
-WHEEL_CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 _OWN = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH", "CC", "CXX", "RAY_ADDRESS")
 _OTHERS = ("VLLM_", "TRITON_")  # an engine that an earlier test started has set some
 
 
 def fake_machine(*devices: dict[str, Any], driver: str = "580.65.06", **variables: str) -> dict[str, str]:
     """The environment of a process on a machine with these devices, a CUDA 13 build of torch and that driver."""
-    fake = {"cuda": "13.0", "compiled": WHEEL_CUDA_13, "devices": devices}
+    fake = {"cuda": "13.0", "devices": devices}
     inherited = {name: value for name, value in os.environ.items() if name not in _OWN and not name.startswith(_OTHERS)}
     return inherited | {
         "CEPO_FAKE_CUDA": json.dumps(fake),

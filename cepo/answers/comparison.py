@@ -32,7 +32,6 @@ from cepo.answers.statements import (
     without_name,
 )
 from cepo.answers.structures import (
-    ascending,
     is_inequality,
     parts_of,
     same_parts,
@@ -51,8 +50,6 @@ _WORDS = re.compile(
     r"\\(?:cong|angle|sim|parallel|perp|triangle|begin)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}|[\u4e00-\u9fff]"
 )
 _LETTERS_OF_A_WORD = re.compile(r"[A-Za-z][A-Za-z. ]*[A-Za-z][A-Za-z. ]*")
-_RELATION_OF_FIGURES = re.compile(r"\\(?:cong|parallel|perp|sim)(?![A-Za-z])")
-_SEGMENT = re.compile(r"\\overline\{([A-Z]{2})\}")
 _LENGTHS = [frozenset({("metre", power)}) for power in (1, 2, 3)]
 
 
@@ -239,8 +236,8 @@ class _Comparison:
         if _LETTERS_OF_A_WORD.fullmatch(truth) and folded_name(answer) == folded_name(truth):
             return True
         if not _WORDS.search(truth):
-            return same_algebra(ascending(answer), ascending(truth))
-        if _plain_words(answer) == _plain_words(truth):
+            return same_algebra(answer, truth)
+        if folded(answer) == folded(truth):
             return True
         return _is_equation(truth) and _is_equation(answer) and same_equation(answer, truth)
 
@@ -320,16 +317,6 @@ def _without_names(answer: str, truth: str) -> tuple[str, str]:
     elif answer.startswith("("):
         truth = without_point_name(truth)
     return without_parentheses(answer), without_parentheses(truth)
-
-
-def _plain_words(text: str) -> str:
-    r"""Returns words in small letters; of a relation between figures, `AB\cong CD` for `\overline{AB}\cong\overline{CD}`.
-
-    Alone, `\overline{AB}` may be a complement, which differs from `AB`.
-    """
-    if _RELATION_OF_FIGURES.search(text):
-        text = _SEGMENT.sub(r"\1", text)
-    return folded(text)
 
 
 def _is_equation(text: str) -> bool:

@@ -115,15 +115,20 @@ def same_date(first: Date, second: Date) -> bool:
 def time_of(text: str) -> Time | None:
     """Returns the time of day that a text states, or None; `3:30` may as well be a ratio."""
     plain = _plain(text)
-    match = _TIME.fullmatch(plain) or _TIME.fullmatch(plain.removesuffix("."))
-    if match is not None:
-        is_padded = match["hour"].startswith("0") or (match["minute"].startswith("0") and len(match["minute"]) > 1)
-        half = (match["half"] or "").lower()
-        return _valid_time(int(match["hour"]), int(match["minute"]), int(match["second"] or 0), half, is_padded)
-    full_hour = _FULL_HOUR.fullmatch(plain)
-    if full_hour is not None:
-        return _valid_time(int(full_hour["hour"]), 0, 0, (full_hour["half"] or "").lower(), is_padded=False)
-    return None
+    match = _TIME.fullmatch(plain) or _TIME.fullmatch(plain.removesuffix(".")) or _FULL_HOUR.fullmatch(plain)
+    if match is None:
+        return None
+    parts = match.groupdict("")
+    hour = parts["hour"]
+    minute = parts.get("minute", "0")
+    has_padded_minute = len(minute) > 1 and minute.startswith("0")
+    return _valid_time(
+        hour=int(hour),
+        minute=int(minute),
+        second=int(parts.get("second") or 0),
+        half=parts["half"].lower(),
+        is_padded=hour.startswith("0") or has_padded_minute,
+    )
 
 
 def same_time(first: Time, second: Time) -> bool:

@@ -49,11 +49,7 @@ def as_float(value: Real) -> float | None:
 
 def twelve_digits(value: Real) -> str:
     """Returns a value's spelling to 12 significant digits, equal for equal values."""
-    converted = as_float(value)
-    is_underflow = converted == 0 and value != 0
-    if converted is None or is_underflow:
-        return str(_CONTEXT.nstr(value, 12))
-    return f"{converted + 0.0:.12g}"  # -0.0 + 0.0 is 0.0
+    return str(_CONTEXT.nstr(value, 12)).removesuffix(".0")
 
 
 def same_value(first: Real, second: Real) -> bool:

@@ -6,7 +6,6 @@ A text becomes a tree of nodes (`cepo.answers.lexer`); `typesetting`, `digits` a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from cepo.answers.characters import plain_characters
 from cepo.answers.digits import with_plain_numbers
@@ -180,27 +179,11 @@ def _add_in_radians(result: list[Node], node: Node) -> None:
             _add_in_radians(body, inner)
         result.append(Group(tuple(body), node.spaced))
     elif is_sign(node, DEGREE) and result:
-        numerator = Group((*_take_last_factor(result), Token("command", r"\pi")))
+        numerator = Group((with_space(result.pop(), False), Token("command", r"\pi")))
         denominator = Group((Token("number", "180"),))
         result.append(Group((Token("command", r"\frac"), numerator, denominator)))
     else:
         result.append(node)
-
-
-def _take_last_factor(nodes: list[Node]) -> list[Node]:
-    """Removes and returns the last factor: what stands in parentheses, or one node, or a fraction."""
-    start = len(nodes) - 1
-    if is_sign(nodes[-1], ")"):
-        depth = 0
-        for start in range(len(nodes) - 1, -1, -1):
-            depth += is_sign(nodes[start], ")") - is_sign(nodes[start], "(")
-            if depth == 0:
-                break
-    elif len(nodes) > 2 and is_sign(nodes[-3], r"\frac"):
-        start = len(nodes) - 3
-    factor = nodes[start:]
-    del nodes[start:]
-    return [with_space(node, False) for node in factor]
 
 
 _MULTIPLES: dict[str, str] = UNITS["multiples"]
@@ -208,7 +191,7 @@ _PERCENT = ("percent", "percents", "percentage", "pct")
 
 
 def _with_words(nodes: list[Node]) -> list[Node]:
-    """Writes the words `pi`, `infinity`, `percent`, `million` and the `to` of a ratio as mathematics."""
+    """Writes the words `pi`, `percent`, `million` and the `to` of a ratio as mathematics."""
     result: list[Node] = []
     nodes = with_digits(nodes)
     for place, node in enumerate(nodes):
@@ -226,8 +209,6 @@ def _add_word(result: list[Node], node: Token, behind: Node | None) -> None:
     previous = result[-1] if result else None
     if word == "pi":
         result.append(Token("command", r"\pi", node.spaced))
-    elif word == "infinity":
-        result.append(Token("command", r"\infty", node.spaced))
     elif previous is None:
         result.append(node)
     elif word == "x" and is_number(previous) and behind is not None and text_of(behind) == "10":
@@ -240,9 +221,6 @@ def _add_word(result: list[Node], node: Token, behind: Node | None) -> None:
         result[-1] = Token("sign", "%")
     elif word in _MULTIPLES and _is_number_or_group(previous):
         result += [Token("command", r"\cdot"), Token("number", _MULTIPLES[word])]
-    elif word[0] in _MULTIPLES and is_number(previous):  # `12万元`
-        result += [Token("command", r"\cdot"), Token("number", _MULTIPLES[word[0]])]
-        result.append(replace(node, text=word[1:]))
     elif word in ("to", "比") and behind is not None and _is_value(previous) and _is_value(behind):
         result.append(Token("sign", ":"))
     else:

@@ -200,18 +200,8 @@ def _are_proportional(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 _RELATION = re.compile(r"<|>|\\leq|\\geq")
-_FLIPPED = {">": "<", r"\geq": r"\leq "}
 
 
 def is_inequality(text: str) -> bool:
     """Returns whether a text in normal form has a sign such as `<`."""
     return _RELATION.search(text) is not None
-
-
-def ascending(text: str) -> str:
-    """Returns `1<x<3` for `3>x>1`; anything else stays as it is."""
-    relations = _RELATION.findall(text)
-    if len(relations) != 2 or not _FLIPPED.keys() >= set(relations):
-        return text
-    high, middle, low = (side.strip() for side in _RELATION.split(text))
-    return low + _FLIPPED[relations[1]] + middle + _FLIPPED[relations[0]] + high

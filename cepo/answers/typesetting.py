@@ -68,8 +68,6 @@ _UNWRAPPED = frozenset(SIGNS["unwrapped"].split())
 _DROPPED = frozenset(SIGNS["dropped"].split())
 _SYNONYMS: dict[str, str] = SIGNS["commands"]
 _UPRIGHT_SWITCHES = {r"\bf", r"\rm"}
-_BEHIND_PI = {"m", "cm", "mm", "km", "in", "ft", "r", "h", "x"}
-"""Letters that writers put behind `\\pi` without a space, although LaTeX reads `\\pir` as one command."""
 
 
 def without_typesetting(nodes: Sequence[Node]) -> list[Node]:
@@ -117,8 +115,6 @@ class _Reader(NodeCursor):
             self._drop(name)
         elif name in _UPRIGHT or name in _UNWRAPPED:
             self._unwrap(name)
-        elif name.startswith(r"\pi") and name[3:] in _BEHIND_PI:
-            self._append(Token("command", r"\pi", self._spaced), Token("letters", name[3:]))
         else:
             self._plain(node)
 

@@ -143,7 +143,7 @@ class _Reader(NodeCursor):
             return None
         if word in _DEGREE_WORDS:
             return self._temperature() or BARE_DEGREE
-        unit = self._chinese_quotient(word) or known_unit(word)
+        unit = known_unit(word)
         if unit is not None:
             self._skip(".")  # `ft.`
             return unit
@@ -159,14 +159,6 @@ class _Reader(NodeCursor):
         )
         is_separate = node.upright or node.spaced
         return counted_unit(node.text) if is_word and is_separate else None
-
-    def _chinese_quotient(self, word: str) -> Unit | None:
-        """Returns the unit of `千米每小时`, or None."""
-        dividend, _, divisor = word.partition("每")
-        units = [known_unit(part) for part in (dividend, divisor) if part]
-        if len(units) != 2 or units[0] is None or units[1] is None:
-            return None
-        return units[0].times(units[1], -1)
 
     def _temperature(self) -> Unit | None:
         """Returns the temperature scale whose letter or name comes next, if one does."""

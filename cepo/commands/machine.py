@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import sysconfig
@@ -80,21 +79,17 @@ def machine_findings(gpus: Sequence[Gpu]) -> list[Finding]:
         remedy = "in a container: --shm-size=16g or --ipc=host" if is_short else ""
         findings.append(Finding(str(_SHARED_MEMORY), "warn" if is_short else "ok", f"{gib(shared)} free", remedy))
     findings += [finding for finding in (torch_build(), torchvision_fault()) if finding is not None]
-    findings += [gpu_finding(index, gpu, torch.cuda.get_arch_list()) for index, gpu in enumerate(gpus)]
+    findings += [gpu_finding(index, gpu) for index, gpu in enumerate(gpus)]
     if gpus:
         findings += tool_findings(with_vllm=installed_version("vllm") is not None)
     return findings
 
 
-def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
-    """Reports the GPU, and whether torch has code for it and it has bf16."""
+def gpu_finding(index: int, gpu: Gpu) -> Finding:
+    """Reports the GPU, and whether it has bf16. Torch itself warns of one that its build has no code for."""
     subject = f"GPU {index}"
     major, minor = gpu.capability
     description = f"{gpu.name}, compute capability {major}.{minor}, {gib(gpu.free)} free of {gib(gpu.total)}"
-    if not wheel_serves(gpu.capability, compiled):
-        fault = f"torch's build has no code for it, only for {', '.join(compiled)}"
-        remedy = "install torch 2.13.0 built for CUDA 13: pip install -e '.[gpu]', in cepo's checkout, into a fresh environment"
-        return Finding(subject, "fail", f"{description}; {fault}", remedy)
     if gpu.capability < (8, 0):
         remedy = (
             "bf16 needs compute capability 8.0 or later: set worker.actor.fsdp.mp_param_dtype=fp32 worker.rollout.dtype=fp16 "
@@ -104,28 +99,17 @@ def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
     return Finding(subject, "ok", description)
 
 
-def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
-    """Returns whether a torch build with the architectures `compiled` (`torch.cuda.get_arch_list()`) runs on the GPU.
-
-    `sm_XY` is machine code: it runs on major version X from minor version Y on, or with a letter suffix on XY only.
-    `compute_XY` is PTX, which the driver translates for every later card.
-    """
-    for kind, major, minor, letter in re.findall(r"(sm|compute)_(\d+)(\d)([a-z]?)", " ".join(compiled)):
-        built = (int(major), int(minor))
-        later = built <= capability and (kind == "compute" or built[0] == capability[0])
-        if built == capability or (later and not letter):
-            return True
-    return False
-
-
 def tool_findings(*, with_vllm: bool) -> list[Finding]:
     """Reports the tools with which Triton compiles the C launchers of its kernels."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
-    headers_package = f"python3.{sys.version_info.minor}-dev"
-    place_of_headers = str(headers) if headers.is_file() else None
     return [
         _tool_finding("C compiler", c_compiler(), "gcc", with_vllm=with_vllm),
-        _tool_finding("Python headers", place_of_headers, headers_package, with_vllm=with_vllm),
+        _tool_finding(
+            "Python headers",
+            str(headers) if headers.is_file() else None,
+            f"python3.{sys.version_info.minor}-dev",
+            with_vllm=with_vllm,
+        ),
     ]
 
 

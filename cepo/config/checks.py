@@ -19,8 +19,6 @@ from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.run_folder.layout import last_checkpoint
 from cepo.sections.reader import default_tree
 
-_OTHER_FUNCTION = re.compile(r"(?P<module>[\w./-]+?)(?:\.py)?(?:::|:|\.|#|/)(?P<function>[A-Za-z_]\w*)(?:\(\))?")
-"""Matches `module.function`, `file.py::function`, `file:function` and the like."""
 SIGNIFICANT_BITS = {"bf16": 8, "fp16": 11, "fp32": 24}
 LEAST_PIXELS = 64 * 64
 """A limit on an image's pixels below this is likely meant as a side or as a number of tokens."""
@@ -321,18 +319,8 @@ def _require_function(key: str, name: str) -> None:
     name = name.removeprefix(":")  # what is left of a text without a colon
     file, function = split_function(name)
     if not file.endswith(".py") or not function.isidentifier():
-        raise ConfigError(f"{key}={name} must have the form path/file.py:function.{_near_function(name)}")
+        raise ConfigError(f"{key}={name} must have the form path/file.py:function.")
     require_file(key, file)
-
-
-def _near_function(name: str) -> str:
-    """Returns " Did you mean 'FILE.py:FUNCTION'?" for other ways to name a function of a file; empty for other texts."""
-    parts = _OTHER_FUNCTION.fullmatch(name)
-    if parts is None:
-        return ""
-    module = parts["module"]
-    file = module if "/" in module else module.replace(".", "/")
-    return f" Did you mean '{file}.py:{parts['function']}'?"
 
 
 def plan_lines(config: RunConfig) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -32,8 +32,9 @@ from cepo.terminal import interrupts
 logger = logging.getLogger(__name__)
 
 _Keys = tuple[str, ...]
-_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
-_REFERENCE = re.compile(r"\$\{\s*([\w.-]+)\s*\}")
+_ENVIRONMENT = re.compile(r"(?<!\\)\$\{\s*oc\.env\b")
+_HIDDEN = "\ue000{"
+"""Stands for the beginning of a reference that is not to be resolved."""
 _ONE_MACHINE: Tree = {"fsdp": {"fsdp_size": "${trainer.n_gpus_per_node}"}}
 # Runs with another trainer.seed alone would otherwise see the same rows and, at first, the same responses. Weights that
 # are sharded over machines would be gathered by the network between them, for each block in each pass.
@@ -120,18 +121,21 @@ def _set_with_method(sources: Sequence[Source], defaults: Tree, origins: Origins
 
     A comparison with another method is fair only if that one gets the same values.
     """
-    choosing = [number for number, source in enumerate(sources) if "algorithm.adv_estimator" in source.origins.places]
-    if not choosing or choosing[-1] == 0:
+    choosing = [source for source in sources if "algorithm.adv_estimator" in source.origins.places]
+    if not choosing or choosing[-1] is sources[0]:
         return {}
-    number = choosing[-1]
-    source = sources[number]
-    others = dict(leaves(_merged(sources[:number], defaults)))
-    found: dict[str, tuple[object, object]] = {}
-    for key, value in leaves({name: source.tree[name] for name in ("data", "worker") if name in source.tree}):
-        still_holds = origins.places.get(key) == source.origins.places.get(key)
-        if still_holds and key in others and others[key] != value:
-            found[key] = (value, others[key])
-    return found
+    file = choosing[-1]
+    sources_before = sources[: sources.index(file)]
+    before = dict(leaves(_merged(sources_before, defaults)))
+    changed: dict[str, tuple[object, object]] = {}
+    for key, value in leaves(file.tree):
+        place = file.origins.places.get(key)
+        still_holds = origins.places.get(key) == place
+        if not key.startswith(("data.", "worker.")) or not still_holds:
+            continue
+        if key in before and before[key] != value:
+            changed[key] = (value, before[key])
+    return changed
 
 
 def _fit_optimizer_batch(tree: Tree, origins: Origins) -> None:
@@ -311,36 +315,26 @@ def _load_plugins(merged: Tree, origins: Origins) -> None:
             raise origins.error(key, f"{key}: importing {where} failed: {type(error).__name__}: {error}") from error
 
 
-def _environment_references(tree: Mapping[str, object]) -> dict[_Keys, object]:
+def _environment_references(merged: Tree) -> dict[_Keys, object]:
     """Returns the settings that take text from the environment, directly or through other settings.
 
-    The result maps each setting's path to its unresolved text or list.
+    The result maps each setting's path to its text or list with the references to the environment unresolved.
     """
-    settings = dict(_leaves(tree, ()))
+    hidden = OmegaConf.create(with_texts(merged, _with_hidden_references))
+    tree = cast("Tree", OmegaConf.to_container(hidden, resolve=True))
     from_environment: dict[_Keys, object] = {}
-    for path, value in settings.items():
-        if any(_ENVIRONMENT.search(text) for text in texts_of(value)):
-            from_environment[path] = value
-    while True:
-        through_others: dict[_Keys, object] = {}
-        for path, value in settings.items():
-            if path not in from_environment and _refers_to(value, from_environment):
-                through_others[path] = value
-        if not through_others:
-            return from_environment
-        from_environment.update(through_others)
+    for path, value in _leaves(tree, ()):
+        if any(_HIDDEN in text for text in texts_of(value)):
+            from_environment[path] = with_texts(value, _with_shown_references)
+    return from_environment
 
 
-def _refers_to(value: object, paths: Iterable[_Keys]) -> bool:
-    """Returns whether a reference in the value names one of the settings, a section of it or a part of it."""
-    for text in texts_of(value):
-        for name in _REFERENCE.findall(text):
-            target = tuple(name.split("."))
-            for path in paths:
-                common_length = min(len(path), len(target))
-                if path[:common_length] == target[:common_length]:
-                    return True
-    return False
+def _with_hidden_references(text: str) -> str:
+    return text.replace("${", _HIDDEN) if _ENVIRONMENT.search(text) else text
+
+
+def _with_shown_references(text: str) -> str:
+    return text.replace(_HIDDEN, "${")
 
 
 def _leaves(tree: Mapping[str, object], path: _Keys) -> Iterator[tuple[_Keys, object]]:

@@ -19,10 +19,6 @@ from cepo.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-LARGEST_PIXELS = 64_000_000
-"""The largest accepted number of pixels of an image (192 MB decoded): a file of some kilobytes can state any size."""
-MOST_HELD = 256_000_000
-"""The largest number of pixels of a row's images within the pixel limits (768 MB), and of a video's frames."""
 LARGEST_ASPECT_RATIO = 200
 """The largest accepted aspect ratio. Qwen's resizing refuses thinner images, which would otherwise end a run midway."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -60,32 +56,20 @@ def _require_sides(size: tuple[int, int], name: str, limits: str) -> None:
         )
 
 
-def require_room(num_pixels: int, what: str) -> None:
-    """Raises `DataError` if so many pixels within the limits are too many to hold at the same time."""
-    if num_pixels > MOST_HELD:
-        raise DataError(
-            f"{what} have {num_pixels:,} pixels together within the pixel limits; accepted: at most {MOST_HELD:,}. Lower "
-            "data.max_pixels"
-        )
-
-
 # Pixels
 
 
 def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str = "the image") -> Image.Image:
     """Opens an image file, which errors call `name`; formats other than `formats` are not even tried, as `FORMATS` says.
 
-    Its pixels are not decoded. Raises `DataError` if it is not readable, or has too many pixels.
+    Its pixels are not decoded. Raises `DataError` if it is not readable, or has more pixels than Pillow accepts.
     """
     try:
         image = Image.open(io.BytesIO(content), formats=formats)
     except Image.DecompressionBombError as error:
-        raise DataError(f"{name} is too large; accepted: at most {LARGEST_PIXELS:,} pixels") from error
+        raise DataError(f"{name} is too large: {error}") from error
     except Exception as error:  # damaged bytes make decoders raise almost anything
         raise DataError(f"{name} cannot be read ({type(error).__name__}); accepted: {', '.join(formats)}") from error
-    width, height = image.size
-    if width * height > LARGEST_PIXELS:
-        raise DataError(f"{name} is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
     key = image.info.get("transparency")
     if image.format == "PNG" and image.mode == "L" and isinstance(key, int):
         # Pillow widens the greys of 2 and 4 bits to 8, and not the one that is transparent.
@@ -223,7 +207,7 @@ def located(where: str) -> Generator[None]:
 def checked_sizes(row: Mapping[str, object], column: str | None, rules: ImageRules) -> list[tuple[int, int]]:
     """Checks a row's images in `column` (None: none); returns the sizes with which `decoded_images` shows them.
 
-    Raises `DataError`, with the column's name, for all that it would raise, and for too many pixels together.
+    Raises `DataError`, with the column's name, for all that it would raise.
     """
     sizes: list[tuple[int, int]] = []
     if column is None:
@@ -232,7 +216,6 @@ def checked_sizes(row: Mapping[str, object], column: str | None, rules: ImageRul
         for value in listed(row, column):
             size = verify_image(value, rules.image_dir, hosts=rules.image_hosts)
             sizes.append(rules.size_within_limits(size, name_of(value)))
-        require_room(sum(width * height for width, height in sizes), "the row's images")
     return sizes
 
 

@@ -13,16 +13,13 @@ import numpy
 from PIL import Image
 
 from cepo.data.image_files import content_or_path, name_of
-from cepo.data.images import LARGEST_PIXELS, ImageRules, load_rgb, located, require_room
+from cepo.data.images import ImageRules, load_rgb, located
 from cepo.errors import ConfigError, DataError, ForeignFileError
 from cepo.files.safe_files import size_of
 
 if TYPE_CHECKING:
     from cepo.models.interface import Video
 
-MOST_FRAMES = 36_000
-"""The largest number of frames of a video: 20 minutes at 30 per second. All are decoded, because few files can be entered
-anywhere."""
 _VIDEO_LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif,asf"
 """FFmpeg's names of the accepted containers. Others name further files or addresses, which it would open: playlists."""
@@ -41,7 +38,7 @@ def load_video(value: object, rules: ImageRules, *, fps: float, factor: int) -> 
 
     The sides of frames are multiples of `factor`, the patch size times the merge size. Each frame is upright, in RGB, and
     resized as soon as it is decoded. Raises `ConfigError` without the libraries of the extra `video`, and `DataError` if
-    the video is not readable, or is too short, too long or too large.
+    the video is not readable or too short.
     """
     missing = [library for library in _VIDEO_LIBRARIES if importlib.util.find_spec(library) is None]
     if missing:
@@ -79,10 +76,17 @@ def _of_images(values: Sequence[object], rules: ImageRules, fps: float, factor: 
 
     if not values:
         raise DataError("the video has no frame")
-    values = [*values, values[-1]] if len(values) % 2 else values
-    images = (load_rgb(value, rules.image_dir, hosts=rules.image_hosts) for value in values)
-    pixels = _resized(images, len(values), rules, factor)
-    return Video(frames=pixels, frame_numbers=tuple(range(len(values))), source_fps=fps, num_source_frames=len(values))
+    shown = [*values]
+    if len(shown) % 2:
+        shown.append(shown[-1])
+    count = len(shown)
+    images = (load_rgb(value, rules.image_dir, hosts=rules.image_hosts) for value in shown)
+    return Video(
+        frames=_resized(images, count, rules, factor),
+        frame_numbers=tuple(range(count)),
+        source_fps=fps,
+        num_source_frames=count,
+    )
 
 
 def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, factor: int) -> Video:
@@ -96,15 +100,15 @@ def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, fac
 
 def _resized(frames: Iterable[Image.Image], count: int, rules: ImageRules, factor: int) -> numpy.ndarray:
     """Returns `count` frames, (count, height, width, 3) uint8, each resized to the size of the first within the limits."""
+    size = (0, 0)
     pixels = numpy.empty((0, 0, 0, 3), numpy.uint8)
     for number, frame in enumerate(frames):
         if number == 0:
-            width, height = _frame_size(frame.size, count, rules, factor)
-            require_room(count * width * height, "the video's frames")
+            size = _frame_size(frame.size, count, rules, factor)
+            width, height = size
             pixels = numpy.empty((count, height, width, 3), numpy.uint8)
-        _, height, width, _ = pixels.shape
-        size = (width, height)
-        pixels[number] = numpy.asarray(frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC))
+        resized = frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC)
+        pixels[number] = numpy.asarray(resized)
     return pixels
 
 
@@ -124,19 +128,9 @@ def _decoded(source: str | io.BytesIO, numbers: Sequence[int], total: int) -> It
 def _length(source: str | io.BytesIO) -> tuple[int, float]:
     """Returns the number of frames of a video, and how many are shown per second."""
     with _opened(source) as (container, stream):
-        total: int = stream.frames
         fps = stream.average_rate or stream.guessed_rate
-        if stream.width * stream.height > LARGEST_PIXELS:
-            raise DataError(
-                f"its frames are {stream.width} x {stream.height}; accepted: at most {LARGEST_PIXELS:,} pixels"
-            )
-        # A file may state another number than it has, or none. A packet holds a frame, and is found without decoding it.
-        num_packets = total or sum(1 for _ in container.demux(stream))
-        if num_packets > MOST_FRAMES:
-            raise DataError(f"it has {num_packets:,} frames; accepted: at most {MOST_FRAMES:,}. Cut the video")
-    if not total:
-        with _opened(source) as (container, stream):
-            total = sum(1 for _ in container.decode(stream))
+        # Some files do not state their number of frames.
+        total: int = stream.frames or sum(1 for _ in container.decode(stream))
     if not total or not fps:
         raise DataError("it has no frame, or does not state its frame rate")
     return total, float(fps)

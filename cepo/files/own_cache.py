@@ -209,18 +209,3 @@ def _remove_unused(parent: Path) -> None:
     for entry in parent.iterdir():
         if entry.is_dir() and entry.stat().st_mtime < oldest:
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def sealed(content: bytes) -> bytes:
-    """Returns a content behind its digest."""
-    return _sha256(content) + b"\n" + content
-
-
-def unsealed(kept: bytes) -> bytes | None:
-    """Returns the content behind its digest; None if it has another one."""
-    digest, _, content = kept.partition(b"\n")
-    return content if digest == _sha256(content) else None
-
-
-def _sha256(content: bytes) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode()

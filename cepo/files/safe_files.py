@@ -11,18 +11,15 @@ from __future__ import annotations
 import io
 import json
 import os
-import socket
 import stat
-import threading
-import time
+import urllib.request
 from collections.abc import Collection, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from ipaddress import ip_address
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO, cast
-from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from cepo.errors import CepoError, DataError, ForeignFileError
 from cepo.files.trees import Tree
@@ -235,10 +232,10 @@ def damaged_as(path: Path, problem: str) -> Generator[None]:
         raise DataError(f"{path} {problem} ({type(error).__name__})") from error
 
 
-def require_host(address: str, hosts: Collection[str]) -> SplitResult:
-    """Returns the parts of an address that may be downloaded.
+def require_host(address: str, hosts: Collection[str]) -> None:
+    """Raises `DataError` unless an address may be downloaded.
 
-    Raises `DataError` unless `hosts` has its host (with a port, `host:port`) for https, or scheme and host for http.
+    It may if `hosts` has its host (with a port, `host:port`) for https, or scheme and host for http.
     """
     try:
         parts = urlsplit(address)
@@ -251,68 +248,37 @@ def require_host(address: str, hosts: Collection[str]) -> SplitResult:
             f"{address:.100} is an address; images are downloaded only from data.image_hosts, which is "
             f"{', '.join(hosts) or 'empty'}. Name {named or 'an https host':.100} there, or download the file and give its path"
         )
-    return parts
+
+
+class _WithinHosts(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to addresses that may be downloaded."""
+
+    max_redirections = _MOST_REDIRECTS
+
+    def __init__(self, hosts: Collection[str]) -> None:
+        self._hosts = hosts
+
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
+        require_host(newurl, self._hosts)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def download(address: str, hosts: Collection[str], *, largest: int) -> bytes:
-    """Returns what an address holds; see `_downloaded`, whose failures `noting_opened_files` notes."""
-    try:
-        return _downloaded(address, hosts, largest)
-    except DataError:
-        _note(None, None, address=address)
-        raise
+    """Returns what an address that `require_host` accepts holds, without proxies; redirects stay within `hosts`.
 
-
-def _downloaded(address: str, hosts: Collection[str], largest: int) -> bytes:
-    """Returns what an address holds, without proxies, within `_DOWNLOAD_SECONDS` in all.
-
-    Redirects stay within `hosts`. A name that leads to an address that is not public is refused after connecting and
-    before anything is requested; the user may name that address itself. Raises `DataError` for these, and if the answer
-    is too large, too late or an error.
+    Raises `DataError`, which `noting_opened_files` notes, if the answer is too large, late, incomplete or an error.
     """
-    until = time.monotonic() + _DOWNLOAD_SECONDS
-    for _ in range(1 + _MOST_REDIRECTS):
-        parts = require_host(address, hosts)
-        try:
-            answer = _answer_of(parts, until, largest)
-        except (OSError, HTTPException, ValueError) as error:
-            why = f"no answer within {_DOWNLOAD_SECONDS:g} s" if time.monotonic() >= until else str(error)
-            raise DataError(f"{address:.100} cannot be downloaded: {why or type(error).__name__}") from error
-        if isinstance(answer, bytes):
-            return answer
-        address = urljoin(address, answer)
-    raise DataError(f"{address:.100} cannot be downloaded: more than {_MOST_REDIRECTS} redirects")
-
-
-def _answer_of(parts: SplitResult, until: float, largest: int) -> bytes | str:
-    """Returns the content of an address, or the address to which it redirects; raises `OSError` for anything else."""
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    _, _, host_and_port = parts.netloc.rpartition("@")
-    connection = kind(host_and_port, timeout=max(0.01, until - time.monotonic()))
-    with closing(connection):
-        connection.connect()
-        peer = ip_address(connection.sock.getpeername()[0])
-        peer = getattr(peer, "ipv4_mapped", None) or peer
-        if not peer.is_global and parts.hostname != str(peer):
-            raise OSError(f"{parts.hostname} leads to {peer}, which is not public")
-        # Ends a server that sends byte by byte: the timeout of the socket begins anew with each.
-        timer = threading.Timer(until - time.monotonic(), socket.socket.shutdown, (connection.sock, socket.SHUT_RDWR))
-        timer.start()
-        try:
-            connection.request("GET", urlunsplit(("", "", parts.path or "/", parts.query, "")))
-            answer = connection.getresponse()
-            if answer.status in (301, 302, 303, 307, 308):
-                return answer.headers["Location"] or ""
-            if answer.status != 200:
-                raise OSError(f"the server answers {answer.status} {answer.reason}")
-            content = answer.read(largest + 1)
-            is_complete = answer.length in (None, 0) and time.monotonic() < until
-        finally:
-            timer.cancel()
-    if len(content) > largest:
-        raise OSError(f"it has more than {largest:,} bytes")
-    if not is_complete:
-        raise OSError("the answer is incomplete")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _WithinHosts(hosts))
+    try:
+        with opener.open(address, timeout=_DOWNLOAD_SECONDS) as answer:
+            content: bytes = answer.read(largest + 1)
+            if len(content) > largest:
+                raise OSError(f"it has more than {largest:,} bytes")
+            if answer.length:
+                raise OSError("the answer is incomplete")
+    except (DataError, OSError, HTTPException, ValueError) as error:
+        _note(None, None, address=address)
+        raise DataError(f"{address:.100} cannot be downloaded: {error or type(error).__name__}") from error
     return content
 
 

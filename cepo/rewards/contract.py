@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 from cepo.errors import RewardError, did_you_mean
 from cepo.files.secrets import without_secrets
 from cepo.files.trees import Fields
-from cepo.rewards.reward_file import Neighbours, resolve_reward_path
+from cepo.rewards.reward_file import resolve_reward_path, run_reward_file
 
 RewardScore = dict[str, float]
 """The numbers for one sample. `overall` is required and becomes the reward; the others are averaged for the metrics."""
@@ -296,8 +296,7 @@ def load_answer_function(spec: str) -> Callable[[str], str | None]:
 
 def _loaded(spec: str) -> tuple[Path, str, ModuleType, Callable[..., Any]]:
     path, function_name = resolve_reward_path(spec)
-    neighbours = Neighbours(path)
-    module = neighbours.run()
+    module = run_reward_file(path)
     function = getattr(module, function_name, None)
     if not callable(function):
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
@@ -306,7 +305,7 @@ def _loaded(spec: str) -> tuple[Path, str, ModuleType, Callable[..., Any]]:
             f"{path} has no function {function_name!r}; it has {known}.{did_you_mean(function_name, known)} "
             "Name one as path/to/file.py:function."
         )
-    return path, function_name, module, neighbours.within(function)
+    return path, function_name, module, function
 
 
 def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -> None:

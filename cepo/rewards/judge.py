@@ -12,12 +12,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from cepo.errors import ConfigError, DataError, RewardError
-from cepo.files.own_cache import sealed, unsealed
-from cepo.files.safe_files import private_folder, read_bytes
+from cepo.errors import ConfigError, RewardError
 from cepo.files.secrets import without_secrets
 from cepo.files.trees import Fields, Tree, is_mapping
 from cepo.rewards.judge_server import Answer, JudgeServer
@@ -70,10 +67,7 @@ class Judge:
     api_key_variable: str = "OPENAI_API_KEY"  # environment variable with the key; without it no key is sent
     time_limit: float = 60.0  # seconds for one response with all its attempts
     retries: int = 3  # further attempts after no connection, a timeout, or a status 408, 409, 429 or 5xx
-    cache: str | None = None  # folder of verdicts by request; None asks for each response
     concurrency: Count = 8  # requests at the same time
-    input_price: float = 0.0  # of a million tokens, in any currency
-    output_price: float = 0.0
 
     @cached_property
     def server(self) -> JudgeServer:
@@ -82,37 +76,16 @@ class Judge:
     def score(self, sample: Fields) -> dict[str, float]:
         """Returns the score of a sample, see `compute_score`; raises `RewardError` if there is no verdict in time."""
         body = json.dumps(self._request(sample), sort_keys=True).encode()
-        cache_file = self._cache_file(body)
-        reply = None if cache_file is None else _cached_reply(cache_file)
-        num_attempts = 0
-        if reply is None:
-            reply, num_attempts = self._ask(body)
-        verdict = self._verdict(reply)
-        num_prompt_tokens = 0.0
-        num_completion_tokens = 0.0
-        if num_attempts > 0:
-            num_prompt_tokens = _token_count(reply, "prompt_tokens")
-            num_completion_tokens = _token_count(reply, "completion_tokens")
-            if cache_file is not None:
-                _write_to_cache(cache_file, reply)
-        cost_of_million = num_prompt_tokens * self.input_price + num_completion_tokens * self.output_price
+        reply, num_attempts = self._ask(body)
         return {
-            "overall": verdict / _LARGEST_SCORE,
+            "overall": self._verdict(reply) / _LARGEST_SCORE,
             "judge_attempts": float(num_attempts),
-            "judge_tokens": num_prompt_tokens + num_completion_tokens,
-            "judge_cost": cost_of_million / 1e6,
+            "judge_tokens": _token_count(reply, "prompt_tokens") + _token_count(reply, "completion_tokens"),
         }
-
-    def _cache_file(self, body: bytes) -> Path | None:
-        """Returns the file of the cache for a request to this server; None without a cache."""
-        if self.cache is None:
-            return None
-        digest = hashlib.sha256(self.server.address.encode() + body).hexdigest()
-        return Path(self.cache) / f"{digest}.json"
 
     def _request(self, sample: Fields) -> Tree:
         fields = {name: str(sample[name]) for name in ("prompt", "ground_truth", "response")}
-        # A response cannot contain a digest of itself. It is the same for an equal request, whose verdict may be cached.
+        # A response cannot contain a digest of itself.
         fields["mark"] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
         fields["response"] = quotable(fields["response"], self.instructions)
         text = _FIELD.sub(lambda match: fields[match[1]], self.instructions)
@@ -210,11 +183,11 @@ def _score_in(text: str) -> float | None:
 def compute_score(samples: Sequence[Fields], *, base_url: str, model: str, **settings: Any) -> list[dict[str, float]]:
     """Scores a batch by a judge: `overall = X / 10` for the X of the reply's last `<score>X</score>`.
 
-    `judge_attempts`, `judge_tokens` and `judge_cost` count what a verdict took; all are 0 for one from the cache. The
-    judge has no `accuracy`: add a verifier that has, or correctness follows from `overall`.
+    `judge_attempts` and `judge_tokens` count what a verdict took. The judge has no `accuracy`: add a verifier that has, or
+    correctness follows from `overall`.
 
-    `settings` are further attributes of `Judge`. Raises `ConfigError` for an address without http or https, a wrong setting,
-    and a cache folder that others can write into; `RewardError` if there is no verdict for a response.
+    `settings` are further attributes of `Judge`. Raises `ConfigError` for an address without http or https and a wrong
+    setting, and `RewardError` if there is no verdict for a response.
     """
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(
@@ -226,11 +199,6 @@ def compute_score(samples: Sequence[Fields], *, base_url: str, model: str, **set
         _ = judge.server
     except ValueError:
         raise ConfigError(f"base_url = {without_secrets(base_url)!r} is not a valid address") from None
-    if judge.cache is not None:
-        try:
-            private_folder(Path(judge.cache))
-        except (OSError, DataError) as error:
-            raise ConfigError(f"cache = {judge.cache!r}, the folder of the judge's verdicts: {error}") from error
     with ThreadPoolExecutor(judge.concurrency) as threads:
         return list(threads.map(judge.score, samples))
 
@@ -257,21 +225,3 @@ def _images(sample: Fields) -> list[bytes]:
             frame = frames[number * len(frames) // num_frames]
             images.append(Image.fromarray(frame))
     return [png_bytes(image) for image in images]
-
-
-def _cached_reply(file: Path) -> Tree | None:
-    """Returns a cached reply; None without one, or if it is not as it was written: then it is asked again and replaced."""
-    if not file.exists():
-        return None
-    try:
-        content = unsealed(read_bytes(file, within=file.parent))
-    except DataError:
-        return None
-    return None if content is None else json.loads(content)
-
-
-def _write_to_cache(file: Path, reply: Fields) -> None:
-    """Writes a reply under its name at once: other workers read and write the same folder."""
-    temporary_file = file.with_name(f"{file.name}.{os.getpid()}.{time.monotonic_ns()}")
-    temporary_file.write_bytes(sealed(json.dumps(reply).encode()))
-    temporary_file.replace(file)

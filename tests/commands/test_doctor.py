@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_machine import REPOSITORY, WHEEL_CUDA_13, card, fake_machine
+from fake_machine import REPOSITORY, card, fake_machine
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -30,7 +30,6 @@ from cepo.commands.machine import (
     memory_findings,
     tool_findings,
     usable_memory,
-    wheel_serves,
 )
 from cepo.config import load_config
 from cepo.hardware import Finding
@@ -40,7 +39,6 @@ from cepo.workers.memory import Memory, gib
 from testing.published_models import published_config
 
 GIB = 2**30
-WHEEL_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 H100 = Gpu(name="H100", capability=(9, 0), total=80 * GIB, free=80 * GIB)
 NEEDS = Memory(
     weights=5 * GIB, optimizer=3 * GIB, away=0, engine=2 * GIB, gradients=4 * GIB, largest_pass=8 * GIB,
@@ -52,25 +50,13 @@ def free_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
 
 
-def test_a_cuda_13_wheel_has_code_for_12_0() -> None:
-    """A wheel for CUDA 12.4 has not, but PTX helps."""
-    served = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
-    assert all(wheel_serves(capability, WHEEL_CUDA_13) for capability in served)
-    assert not any(wheel_serves(capability, WHEEL_CUDA_12_4) for capability in [(10, 0), (12, 0)])
-    assert wheel_serves((12, 0), (*WHEEL_CUDA_12_4, "compute_90"))
-    assert wheel_serves((9, 0), ("sm_90a",))
-    assert not wheel_serves((12, 1), ("sm_120a",))
-
-
-def test_an_rtx_pro_6000_is_ok_with_cuda_13_only() -> None:
-    """With a wheel of CUDA 12.4 it fails with a remedy."""
-    card = Gpu(name="NVIDIA RTX PRO 6000 Blackwell", capability=(12, 0), total=96 * GIB, free=95 * GIB)
-    good = gpu_finding(0, card, WHEEL_CUDA_13)
+def test_a_card_without_bf16_is_told_what_to_set() -> None:
+    """From compute capability 8.0 on there is bf16."""
+    blackwell = Gpu(name="NVIDIA RTX PRO 6000 Blackwell", capability=(12, 0), total=96 * GIB, free=95 * GIB)
+    good = gpu_finding(0, blackwell)
     assert (good.mark, "95.0 GiB free of 96.0 GiB" in good.found) == ("ok", True)
-    old = gpu_finding(0, Gpu(name="T4", capability=(7, 5), total=16 * GIB, free=16 * GIB), WHEEL_CUDA_13)
+    old = gpu_finding(0, Gpu(name="T4", capability=(7, 5), total=16 * GIB, free=16 * GIB))
     assert (old.mark, "mp_param_dtype=fp32 worker.rollout.dtype=fp16" in old.remedy) == ("warn", True)
-    bad = gpu_finding(0, card, WHEEL_CUDA_12_4)
-    assert (bad.mark, "CUDA 13" in bad.remedy) == ("fail", True)
 
 
 def test_a_containers_limit_counts_before_the_machines_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Words of a command line are read in every form that people write, and what a shell made of them is explained."""
+"""Settings are key=value; flags and configuration files without a key are told how to be written."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ def test_settings_are_keys_with_values() -> None:
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (["trainer.logger=[console,", "wandb]"], "'trainer.logger=[console, wandb]'"),
-        (["k={n:", "2}"], "'k={n: 2}'"),
-        (["k={a:", "[1,", "2]}", "x=1"], "'k={a: [1, 2]}'"),
-        (["a.b", "=", "3"], "a.b=3"),
-        (["a.b=", "3"], "a.b=3"),
-        (["a.b", "3"], "Did you mean 'a.b=3'?"),
-        (["a.b:3"], "Did you mean 'a.b=3'?"),
-        (["a.b:", "3"], "Did you mean 'a.b=3'?"),
-        (["+a.b=1"], "Did you mean 'a.b=1'?"),
-        (["base.yaml"], "Did you mean 'config=base.yaml'?"),
+        (["base.yaml"], "did you mean 'config=base.yaml'?"),
         (["--config", "base.yaml"], "write config=base.yaml"),
         (["--a.b", "1"], "write a.b=1"),
         (["--a.b=1"], "write a.b=1"),
@@ -36,10 +27,30 @@ def test_settings_are_keys_with_values() -> None:
         (["--trainer.val_freq", "-1", "--a.b"], "write trainer.val_freq=-1"),
     ],
 )
-def test_what_a_shell_split_is_written_whole(words: list[str], advice: str) -> None:
+def test_a_flag_and_a_file_are_written_as_settings(words: list[str], advice: str) -> None:
     with pytest.raises(ConfigError) as raised:
         settings_in(words, write)
     assert advice in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "at_fault"),
+    [
+        (["trainer.logger=[console,", "wandb]"], "wandb]"),
+        (["a.b", "=", "3"], "a.b"),
+        (["a.b=", "3"], "3"),
+        (["a.b", "3"], "a.b"),
+        (["a.b:3"], "a.b:3"),
+        (["+a.b=1"], "+a.b=1"),
+    ],
+)
+def test_another_word_is_named_with_the_form_of_settings(words: list[str], at_fault: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        settings_in(words, write)
+    message = str(raised.value)
+    assert message.startswith(f"argument '{at_fault}': settings have the form a.b.c=value")
+    assert "no space beside the equals sign" in message
+    assert "quotes around the whole setting" in message
 
 
 def test_a_repeated_source_is_no_expanded_mapping() -> None:

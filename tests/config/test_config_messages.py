@@ -24,9 +24,9 @@ def test_a_fault_of_the_command_line_itself_is_told() -> None:
 
 
 def test_an_empty_value_before_another_setting_is_no_space() -> None:
-    assert message_of(["=3"]).startswith("argument '=3': settings have the form a.b.c=value.")
-    assert "without spaces: trainer.max_steps=3" in message_of([*REQUIRED, "trainer.max_steps=", "3"])
-    assert "without spaces: trainer.max_steps=3" in message_of([*REQUIRED, "trainer.max_steps", "=3"])
+    assert message_of(["=3"]).startswith("argument '=3': settings have the form a.b.c=value,")
+    assert "no space beside the equals sign" in message_of([*REQUIRED, "trainer.max_steps=", "3"])
+    assert "no space beside the equals sign" in message_of([*REQUIRED, "trainer.max_steps", "=3"])
     assert load("data.format_prompt=", "trainer.max_steps=3").trainer.max_steps == 3
 
 

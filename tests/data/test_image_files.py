@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -146,7 +144,6 @@ class Server:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.host = ""
-        self.is_closed = threading.Event()
         self.content = encoded(Image.new("RGB", (9, 4), "blue"))
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
@@ -157,11 +154,6 @@ class Server:
             request.end_headers()
             return
         request.send_response(404 if request.path == "/missing" else 200)
-        if request.path == "/slow":
-            request.end_headers()
-            while not self.is_closed.wait(0.05):
-                request.wfile.write(b"x")
-            return
         missing = 5 if request.path == "/cut" else 0
         request.send_header("Content-Length", str(len(self.content) + missing))
         request.end_headers()
@@ -174,12 +166,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server = Server()
     with local_server(server.answer) as server.host:
         yield server
-        server.is_closed.set()
 
 
-def size_at(server: Server, path: str, *more_hosts: str) -> tuple[int, int]:
-    hosts = [f"http://{server.host}", *more_hosts]
-    return verify_image(f"http://{server.host}{path}", None, hosts=hosts)
+def size_at(server: Server, path: str) -> tuple[int, int]:
+    return verify_image(f"http://{server.host}{path}", None, hosts=[f"http://{server.host}"])
 
 
 def test_an_address_is_downloaded_once_and_then_kept(server: Server) -> None:
@@ -219,23 +209,14 @@ def test_https_is_asked_of_a_host_named_without_scheme(server: Server) -> None:
     assert server.asked == []
 
 
-def test_a_name_of_a_private_address_is_refused_unasked(server: Server) -> None:
-    named = "http://" + server.host.replace("127.0.0.1", "localhost")
-    with pytest.raises(DataError, match=r"localhost leads to .*, which is not public"):
-        verify_image(f"{named}/image", None, hosts=[named])
-    with pytest.raises(DataError, match="not public"):
-        size_at(server, f"/to?{named}/image", named)
-    assert server.asked == [f"/to?{named}/image"]
-
-
 @pytest.mark.parametrize(
     ("path", "words"),
     [
         ("/to?http://example.org/image", r"are downloaded only from data\.image_hosts"),
-        ("/to?file:///etc/passwd", r"are downloaded only from data\.image_hosts"),
+        ("/to?file:///etc/passwd", "is not allowed"),
         ("/to?//example.org/image", r"are downloaded only from data\.image_hosts"),
-        ("/loop", "more than 3 redirects"),
-        ("/missing", "the server answers 404"),
+        ("/loop", "cannot be downloaded: .*302"),
+        ("/missing", "cannot be downloaded: .*404"),
         ("/cut", "the answer is incomplete"),
     ],
 )
@@ -248,11 +229,3 @@ def test_a_large_download_is_refused(server: Server, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("cepo.data.image_files.LARGEST_DOWNLOAD", 20)
     with pytest.raises(DataError, match="it has more than 20 bytes"):
         size_at(server, "/image")
-
-
-def test_a_server_that_answers_byte_by_byte_is_left(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cepo.files.safe_files._DOWNLOAD_SECONDS", 0.5)
-    began = time.monotonic()
-    with pytest.raises(DataError, match=r"no answer within 0\.5 s|the answer is incomplete"):
-        size_at(server, "/slow")
-    assert time.monotonic() - began < 10

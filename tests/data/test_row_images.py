@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from image_files import encoded, exif, grey_png
+from image_files import encoded, exif
 from PIL import Image
 
 from cepo.config.schema import DataConfig
@@ -147,15 +147,6 @@ def test_errors_after_the_check_name_row_column_and_file(
     with pytest.raises(DataError, match=named):
         store.images(ImageSource(data=str(tmp_path / "rows.jsonl"), row=1, column="crops"))
     assert len(problems[0].images) == 1, "other rows are read"
-
-
-def test_a_row_may_hold_so_many_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three images of 100 x 100 hold 30,000 pixels, within a limit of 2,500 only 7,500."""
-    row: Mapping[str, Any] = {"images": [{"bytes": grey_png(100)}] * 3}
-    monkeypatch.setattr("cepo.data.images.MOST_HELD", 29_999)
-    assert len(checked_sizes(row, "images", ImageRules(max_pixels=2500))) == 3
-    with pytest.raises(DataError, match=r"column 'images': .* have 30,000 pixels .*Lower data\.max_pixels"):
-        checked_sizes(row, "images", ImageRules())
 
 
 # Images beside the data

@@ -31,4 +31,3 @@ if _FAKE is not None:
     torch.cuda.get_device_capability = lambda device=None: tuple(_device(device)["capability"])
     torch.cuda.mem_get_info = lambda device=None: (_device(device)["free"], _device(device)["total"])
     torch.cuda.get_device_properties = lambda device=None: _properties(_device(device))
-    torch.cuda.get_arch_list = lambda: _FAKE["compiled"]

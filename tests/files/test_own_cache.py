@@ -16,7 +16,7 @@ import pytest
 from isolation import own_caches
 
 from cepo.files import own_cache
-from cepo.files.own_cache import cached, has_entry, own_folder, sealed, unsealed
+from cepo.files.own_cache import cached, has_entry, own_folder
 from cepo.run_folder.own_records import is_own_record, remember_own_record
 
 KEY = "ab" * 16
@@ -62,16 +62,6 @@ def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
         if draw.random() < 0.5:
             os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert write("the content of an entry").read_text() == "the content of an entry"
-
-
-def test_a_sealed_content_with_a_flipped_bit_counts_for_nothing() -> None:
-    content = b"the first line\nand the second"
-    kept = sealed(content)
-    assert unsealed(kept) == content
-    for place in range(8 * len(kept)):
-        changed = bytearray(kept)
-        changed[place // 8] ^= 1 << place % 8
-        assert unsealed(bytes(changed)) is None
 
 
 def test_a_touched_file_is_read_and_believed(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import re
-import stat
 import threading
 import time
 import traceback
@@ -362,80 +360,3 @@ def test_the_time_limit_is_not_begun_anew_by_pauses() -> None:
     with serving(lambda request, _: send(request, b"", 503)) as host, pytest.raises(RewardError, match="3 attempts"):
         judged(host, time_limit=1.5, retries=99)
     assert time.monotonic() - start < 3
-
-
-WITHOUT_A_SCORE = [
-    reply("fine"),
-    b"{}",
-    b"[]",
-    b'{"choices": []}',
-    b"\xff",
-    b'{"choices": [{"message": null}]}',
-]
-
-
-@pytest.mark.parametrize("content", WITHOUT_A_SCORE)
-def test_a_cached_reply_without_a_score_is_asked_again(content: bytes, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    with serving(approve) as host:
-        judged(host, cache=str(cache))
-        (entry,) = cache.iterdir()
-        entry.write_bytes(content)
-        score = judged(host, cache=str(cache))
-        assert score["judge_attempts"] == 1.0
-        score = judged(host, cache=str(cache))
-        assert score["judge_attempts"] == 0.0
-
-
-def test_no_flipped_bit_of_a_kept_verdict_changes_a_score(tmp_path: Path) -> None:
-    """40 bits of a verdict of 2, one at a time: `<score>2</score>` is one bit from 3, 6 and 0."""
-    draw = random.Random(0)
-    cache = tmp_path / "cache"
-    with serving(lambda request, _: send(request, reply("<score>2</score>"))) as host:
-        for _ in range(40):
-            score = judged(host, cache=str(cache))
-            assert score["overall"] == 0.2
-            (entry,) = cache.iterdir()
-            content = bytearray(entry.read_bytes())
-            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-            entry.write_bytes(content)
-        content = entry.read_bytes().replace(b"<score>2", b"<score>3")
-        entry.write_bytes(content)
-        assert judged(host, cache=str(cache))["overall"] == 0.2
-
-
-def test_a_reply_without_a_score_is_not_cached(tmp_path: Path) -> None:
-    with (
-        serving(lambda request, _: send(request, reply("fine"))) as host,
-        pytest.raises(RewardError, match="no <score>"),
-    ):
-        judged(host, cache=str(tmp_path / "cache"))
-    assert not list((tmp_path / "cache").iterdir())
-
-
-def mode_of(folder: Path) -> int:
-    return stat.S_IMODE(folder.stat().st_mode)
-
-
-def test_the_cache_folder_is_closed_to_others(tmp_path: Path) -> None:
-    """Also one that was readable, whose verdicts nobody else could have written."""
-    cache = tmp_path / "new" / "cache"
-    with serving(approve) as host:
-        judged(host, cache=str(cache))
-        assert mode_of(cache) == 0o700
-        cache.chmod(0o755)
-        score = judged(host, cache=str(cache))
-    assert score["judge_attempts"] == 0.0
-    assert mode_of(cache) == 0o700
-
-
-def test_a_cache_that_others_could_write_is_refused(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    cache.chmod(0o777)
-    with pytest.raises(ConfigError, match="can be written by others"):
-        judged("127.0.0.1:9", cache=str(cache))
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="is a link"):
-        judged("127.0.0.1:9", cache=str(link))

@@ -4,7 +4,6 @@ import datetime
 import decimal
 import fractions
 import os
-import sys
 from pathlib import Path
 
 import numpy
@@ -88,16 +87,12 @@ def test_a_bad_reward_setting_is_refused_with_the_accepted_ones(
     assert [words for words in said if words not in str(caught.value)] == []
 
 
-INSTALL = f"Install it: {sys.executable} -m pip install "
-
-
 @pytest.mark.parametrize(
     ("source", "said"),
     [
         ("REWARD_TYPE = 'group'\ndef main(samples): return []", ["'batch' or 'sequential'"]),
-        ("import not_there", ["line 1, in <module> fails when it is loaded: ModuleNotFoundError", f"{INSTALL}not_there."]),
-        ("\nfrom mathruler.grader import it", ["line 2", f"{INSTALL}mathruler.", "examples/reward_function/math.py"]),
-        ("import latex2sympy2", [f"{INSTALL}latex2sympy2-extended."]),
+        ("import not_there", ["line 1, in <module> fails when it is loaded: ModuleNotFoundError", "PYTHONPATH"]),
+        ("\nfrom mathruler.grader import it", ["line 2", "No module named 'mathruler'"]),
         ("def main(samples:", ["SyntaxError: '(' was never closed (broken.py, line 1)"]),
         ("raise ValueError('no licence')", ["no licence"]),
     ],
