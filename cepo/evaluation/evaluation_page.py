@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -183,20 +182,14 @@ def _changes(first: Path, second: Path) -> Iterator[Result]:
 
 
 def _samples(rows: Sequence[Row]) -> Iterator[Sample]:
-    """Yields an evaluation's responses; those to a problem are numbered as recorded, or else in their order."""
-    num_responses: Counter[str] = Counter()  # so far, by problem
+    """Yields an evaluation's responses."""
     for row in rows:
         problem = row["problem_id"]
-        number = str(row.get("sample", num_responses[problem]))
-        num_responses[problem] += 1
         text = row.get("problem", f"problem {problem}")
-        found = str(row["answer"] or "none") if "answer" in row else None
-        category = ", ".join(str(value) for value in row.get("categories", {}).values())
         yield Sample(
             problem=problem,
-            number=number,
             is_right=row["correct"],
             row={**row, "problem": text},
-            found=found,
-            category=category,
+            found=str(row["answer"] or "none") if "answer" in row else None,
+            category=", ".join(str(value) for value in row.get("categories", {}).values()),
         )

@@ -1,4 +1,4 @@
-"""Computes the scores that a benchmark defines over groups of rows: HallusionBench's and WeMath's.
+"""Computes the scores that WeMath defines over groups of rows.
 
 Rows are those of generations.jsonl. With several responses to a problem, a score is the mean over responses: the first
 ones together, the second ones together, and so on.
@@ -7,46 +7,11 @@ ones together, the second ones together, and so on.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cepo.evaluation.formats import WEMATH_STEPS
-from cepo.evaluation.statistics import Estimate, Row, accuracy, clustered_mean
+from cepo.evaluation.statistics import Estimate, Row, clustered_mean
 from cepo.files.trees import Tree
-
-
-def hallusionbench_scores(rows: Sequence[Row]) -> Tree:
-    """Returns HallusionBench's accuracies as estimates with clusters of sets.
-
-    - `aAcc`: the share of right answers.
-    - `qAcc`: the share of questions answered right with every figure on which they are asked; a question is given by
-      category, subcategory, set and question.
-    - `fAcc`: the share of figures about which every question is answered right; rows without a figure (category VS,
-      figure 0) are left out.
-
-    Source: Guan et al., arXiv 2310.14566, and github.com/tianyi-lab/HallusionBench, utils.py, at 744007c. There a model
-    judges free text; here the answer is the word yes or no.
-    """
-    with_figure = [row for row in rows if row["groups"]["figure"]]
-    scores: Tree = {
-        "aAcc": accuracy(rows),
-        "qAcc": _share_all_right(rows, lambda row: row["groups"]["question"]),
-    }
-    if with_figure:
-        scores["fAcc"] = _share_all_right(with_figure, lambda row: row["groups"]["figure"])
-    return scores
-
-
-def _share_all_right(rows: Sequence[Row], group_of: Callable[[Row], str]) -> Estimate:
-    """Returns the share of groups in which every row is right."""
-    verdicts: dict[tuple[str, int], list[bool]] = defaultdict(list)
-    clusters: dict[tuple[str, int], str] = {}
-    for row in rows:
-        group = (group_of(row), row["sample"])
-        verdicts[group].append(row["correct"])
-        clusters[group] = row["cluster"]
-    are_all_right = [float(all(verdicts_of_group)) for verdicts_of_group in verdicts.values()]
-    return clustered_mean(are_all_right, list(clusters.values()))
-
 
 _POINTS = {"CM": 1.0, "IG": 0.5, "RM": 0.0, "IK": 0.0}
 """What an outcome of WeMath adds to its score."""

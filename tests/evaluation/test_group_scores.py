@@ -1,4 +1,4 @@
-"""HallusionBench's three accuracies and WeMath's four-way score, worked out by hand."""
+"""WeMath's four-way score, worked out by hand."""
 
 from __future__ import annotations
 
@@ -7,49 +7,7 @@ from typing import Any
 import pytest
 from evaluation_folders import graded
 
-from cepo.evaluation.group_scores import hallusionbench_scores, wemath_outcome, wemath_scores
-
-
-def seen(
-    category: str, figure: int, question: int, correct: bool, *, of_set: int = 0, sample: int = 0
-) -> dict[str, Any]:
-    group = f"{category}/math/{of_set}"
-    shown = "" if category == "VS" and figure == 0 else f"{group}/{figure}"
-    groups = {"question": f"{group}/{question}", "figure": shown}
-    return graded(0, correct, cluster=group, groups=groups, sample=sample)
-
-
-def test_hallusionbenchs_three_accuracies_by_hand() -> None:
-    """Set 0 of VD: questions 0, 1 on figures 0, 1. Set 0 of VS: question 0 without a figure and with figure 1.
-
-    Right are 4 of 6. Questions: VD 0 is right on both figures, VD 1 on one only, VS 0 only with the figure: 1 of 3.
-    Figures: VD 0 has both questions right, VD 1 one of two, VS 1 its only one; VS 0 is none: 2 of 3.
-    """
-    rows = [
-        seen("VD", 0, 0, True), seen("VD", 0, 1, True), seen("VD", 1, 0, True), seen("VD", 1, 1, False),
-        seen("VS", 0, 0, False), seen("VS", 1, 0, True),
-    ]  # fmt: skip
-    scores = hallusionbench_scores(rows)
-    assert {name: score["mean"] for name, score in scores.items()} == pytest.approx(
-        {"aAcc": 4 / 6, "qAcc": 1 / 3, "fAcc": 2 / 3}
-    )
-    assert all(score["num_clusters"] == 2 for score in scores.values())
-
-
-def test_hallusionbenchs_questions_of_two_sets_are_two() -> None:
-    """Each of 2 sets has question 0 on figure 0; one is wrong: 1 of 2 questions, not 0 of 1."""
-    scores = hallusionbench_scores([seen("VD", 0, 0, True), seen("VD", 0, 0, False, of_set=1)])
-    assert (scores["qAcc"]["mean"], scores["fAcc"]["mean"]) == (0.5, 0.5)
-
-
-def test_hallusionbenchs_samples_are_not_mixed() -> None:
-    """Of 2 responses to 2 questions on a figure, the first pair is right, the second half right: fAcc 1 / 2."""
-    rows = [
-        seen("VD", 0, q, right, sample=k) for q, k, right in [(0, 0, True), (1, 0, True), (0, 1, True), (1, 1, False)]
-    ]
-    assert hallusionbench_scores(rows)["fAcc"]["mean"] == 0.5
-    only_text = hallusionbench_scores([seen("VS", 0, 0, True)])
-    assert only_text.keys() == {"aAcc", "qAcc"}
+from cepo.evaluation.group_scores import wemath_outcome, wemath_scores
 
 
 def group(name: str, verdicts: str, *, sample: int = 0) -> list[dict[str, Any]]:

@@ -111,26 +111,16 @@ class WandbSink(LibrarySink):
         self.log(step, {name: float(value) for name, value in values.items()})
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
-        columns: dict[str, None] = {}  # in the order of their first sample
-        for sample in samples:
-            columns.update(dict.fromkeys(sample.texts))
-        images = self._images(samples)
+        columns = list(dict.fromkeys(name for sample in samples for name in sample.texts))
+        has_images = any(sample.image is not None for sample in samples)
         table_rows: list[list[Any]] = []
         for sample in samples:
             table_row: list[Any] = [sample.texts.get(name, "") for name in columns]
-            if images:
-                table_row.insert(0, images.get(sample.image_name))
+            if has_images:
+                table_row.insert(0, None if sample.image is None else self.library.Image(sample.image))
             table_rows.append(table_row)
-        names = [IMAGE, *columns] if images else list(columns)
+        names = [IMAGE, *columns] if has_images else columns
         self.log(step, {SAMPLES: self.library.Table(columns=names, data=table_rows)})
-
-    def _images(self, samples: Sequence[TrackedSample]) -> dict[str, Any]:
-        """Returns the library's images by name, each once."""
-        images: dict[str, Any] = {}
-        for sample in samples:
-            if sample.image is not None and sample.image_name not in images:
-                images[sample.image_name] = self.library.Image(sample.image)
-        return images
 
     def log_credit(self, step: int, credit: TrackedCredit) -> None:
         self.log(step, {CREDIT: self.library.Html(credit.html(), data_is_not_path=True)})
@@ -161,16 +151,15 @@ class SwanlabSink(LibrarySink):
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
         texts: list[Any] = []
-        images: dict[str, Any] = {}
+        images: list[Any] = []
         for sample in samples:
             lines = [f"{name}: {value}" for name, value in sample.texts.items()]
             texts.append(self.library.Text("\n\n".join(lines)))
-            if sample.image is not None and sample.image_name not in images:
-                caption = sample.texts.get("prompt_id", "")
-                images[sample.image_name] = self.library.Image(sample.image, caption=caption)
+            if sample.image is not None:
+                images.append(self.library.Image(sample.image, caption=sample.texts.get("prompt_id", "")))
         media = {SAMPLES: texts}
         if images:
-            media[_SWANLAB_IMAGES] = list(images.values())
+            media[_SWANLAB_IMAGES] = images
         self.log(step, media)
 
 
