@@ -61,11 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m lab.harness", description="Grades by lmms-eval's rules.")
     parser.add_argument("evaluations", nargs="+", type=Path, help="folders that cepo evaluate wrote")
     parser.add_argument("--out", type=Path, help="file of the table by lmms-eval's rules: .json, .md, .csv or .tex")
-    parser.add_argument("--logs", action="store_true", help="also write logs that lmms-eval scores")
+    parser.add_argument("--logs", action="store_true", help="instead write logs that lmms-eval scores")
     options = parser.parse_args(arguments)
     if options.logs:
         for folder in options.evaluations:
             write_logs(folder)
+        return 0
     table = harness_table(options.evaluations)
     Console().print(table.terminal())
     if options.out is not None:
