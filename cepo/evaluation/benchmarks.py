@@ -1,4 +1,4 @@
-"""Knows the format of each benchmark: which columns it needs, how its rows are read, which scores it has."""
+"""The format of each benchmark: which columns it needs, and how its rows are read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from cepo.data.tables import Rows, read_source
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation import formats
 from cepo.evaluation.benchmark_names import TITLES, NamedSource
-from cepo.evaluation.group_scores import wemath_scores
 from cepo.evaluation.lmms import PROMPTS, SYSTEM_PROMPT
-from cepo.evaluation.statistics import Row
 from cepo.files.trees import Fields, Tree, is_list
 from cepo.models.text_codec import IMAGE_MARK
 
@@ -31,7 +29,6 @@ class Benchmark:
     images: tuple[str, ...]  # columns of the image, of which the first that a row has counts
     convert: Callable[[Fields], Tree]  # see `cepo.evaluation.formats`
     has_variants: bool = False  # rows of one cluster are variants of one question
-    scores: Callable[[Sequence[Row]], Tree] | None = None  # of groups of rows
 
     @property
     def title(self) -> str:
@@ -77,7 +74,6 @@ BENCHMARKS = (
         columns=_QUESTION | {"ID", "key", "option"},
         images=("image_path", "image"),
         convert=formats.wemath,
-        scores=wemath_scores,
     ),
 )
 
@@ -177,5 +173,4 @@ def _blank(benchmark: Benchmark, number: int) -> Tree:
         "alternatives": list[str](),
         "cluster": str(number),
         "categories": dict[str, list[str]](),
-        "groups": dict[str, str](),
     }

@@ -172,8 +172,6 @@ def _figures(task: Task, rows: Sequence[Row], config: RunConfig, rules: Rules) -
         "reward_function": REWARD if benchmark else config.worker.reward.reward_function,
         **benchmark_figures(graded, has_variants=benchmark is not None and benchmark.has_variants),
     }
-    if benchmark is not None and benchmark.scores is not None:
-        figures["scores"] = benchmark.scores(graded)
     return figures
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
 from cepo.errors import DataError
 from cepo.evaluation.comparison import Paired, compare_evaluations
@@ -30,8 +29,8 @@ _UNGRADED = {
 def figure_rows(results: Fields, *, is_whole: bool = False) -> Iterator[list[str]]:
     """Yields a head, and rows of accuracies in percent with errors.
 
-    Below a benchmark are its accuracies by kind of answer if there are several, its own scores, its accuracies by
-    category, and the numbers of ungraded problems. Categories with many values are given only if `is_whole`.
+    Below a benchmark are its accuracies by kind of answer if there are several, its accuracies by category, and the numbers
+    of ungraded problems. Categories with many values are given only if `is_whole`.
     """
     num_samples = results["sampling"]["num_samples"]
     head = ["", "problems", "accuracy", "tokens", "cut off", "no answer"]
@@ -65,12 +64,6 @@ def _further_figures(figures: Fields, *, is_whole: bool) -> Iterator[tuple[str, 
             yield kind, str(estimate["num_problems"]), percent(estimate)
     if "worst_variant" in figures:
         yield "worst variant", str(figures["worst_variant"]["num_clusters"]), percent(figures["worst_variant"])
-    for name, score in figures.get("scores", {}).items():
-        label = name.removeprefix("num_").replace("_", " ")
-        if isinstance(score, Mapping):
-            yield label, "", percent(cast("Fields", score))
-        elif score:  # a number of groups
-            yield label, str(score), ""
     for category, values in figures.get("by_category", {}).items():
         if is_whole or 1 < len(values) <= _MOST_VALUES:
             for value, estimate in values.items():

@@ -5,8 +5,7 @@ A converter returns what differs from the defaults of `cepo.evaluation.benchmark
 - `problem`, the text; and if images stand at places in it, marked there, `images`;
 - `answer`, and for `cepo.rewards.benchmark` also `answer_kind`, `choices`, `tolerance`, `decimals`, `alternatives`;
 - `cluster`: rows with the same one are dependent;
-- `categories`: values by the name of the category, by which accuracies are also given;
-- `groups`: what the benchmark's own scores (`cepo.evaluation.group_scores`) need to know of the row.
+- `categories`: values by the name of the category, by which accuracies are also given.
 
 The columns are those of the data sets that the benchmarks' authors and lmms-eval publish (lmms-eval 75571cf,
 lmms_eval/tasks/*; github.com/lupantech/MathVista, MMMU-Benchmark/MMMU, We-Math/We-Math, mathllm/MATH-V,
@@ -35,8 +34,8 @@ _DECIMALS = re.compile(r"\d{1,3}(?:\.0*)?", re.ASCII)
 _MOST_DECIMALS = 15
 _MOST_IMAGES = 7
 
-WEMATH_STEPS = {"2steps": 2, "3steps": 3}
-"""The number of one-step rows in a group, by the beginning of the rows' `key`."""
+_WEMATH_STEPS = {"2steps": 2, "3steps": 3}
+"""The number of steps of a problem that needs several, by the beginning of its `key`."""
 
 DISCIPLINES = {
     "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
@@ -122,9 +121,9 @@ def wemath(row: Fields) -> Tree:
         options = []
         choices = f"\nChoices: {written_options}\nAnswer with the letter of the right choice."
     size, _, step = key.partition("_")
-    if size not in WEMATH_STEPS or not step:
+    if size not in _WEMATH_STEPS or not step:
         raise DataError(f"key is {key!r}; accepted: 2steps_1, 2steps_2, 2steps_multi, 3steps_1 and so on")
-    steps = WEMATH_STEPS[size] if step == "multi" else 1
+    steps = _WEMATH_STEPS[size] if step == "multi" else 1
     return {
         "problem": text(row, "question") + choices,
         "answer": answer,
@@ -132,7 +131,6 @@ def wemath(row: Fields) -> Tree:
         "choices": _choices(answer, options),
         "cluster": text(row, "ID"),
         "categories": {"steps": [f"{steps}-step"], **_categories(row, "knowledge concept")},
-        "groups": {"key": key},
     }
 
 

@@ -117,7 +117,7 @@ def graded_rows(
     """Yields one row per response, in the problems' order; calls `on_progress` with the number of finished problems.
 
     A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `choices` (the options'
-    texts), `categories`, `groups`, `sample`, `problem`, `image` (small, with the first sample), `ground_truth`,
+    texts), `categories`, `sample`, `problem`, `image` (small, with the first sample), `ground_truth`,
     `response`, `answer` (as extracted, or None), `correct` (None if only a judge can tell and there is no verdict),
     `length` in tokens, `finished` and `scores`.
     """
@@ -159,7 +159,6 @@ def _rows_of_problem(
             "kind": kind,
             "choices": choices,
             "categories": {name: values for name, values in categories.items() if values},
-            "groups": dict(columns.get("groups") or {}),
             "sample": sample,
             "problem": problem.text,
             "image": thumbnail(problem.images) if sample == 0 else None,

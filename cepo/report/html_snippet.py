@@ -1,4 +1,4 @@
-"""Writes a contrast for notebooks and trackers: as HTML without script and style sheet, and as Markdown."""
+"""Writes a contrast for notebooks and trackers, as HTML without script and style sheet."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from cepo.report.html_page import ASSETS, rendered
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
 from cepo.report.shown_responses import data_uri
 from cepo.run_folder.trace import GroupRecord
-
-_MARKUP = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]()<>#+-.!|~&"})
 
 
 def fragment(contrast: Contrast, *, image: str | None = None) -> str:
@@ -34,24 +32,6 @@ class TrackedCredit:
         image = data_uri(self.group.images[0]) if self.group.images else None
         return fragment(self.contrast, image=image)
 
-    def markdown(self) -> str:
-        """Returns both responses as tables of tokens with their numbers, for trackers that show no colours."""
-        parts = [
-            _escaped(self.contrast.sentence),
-            f"{_escaped(self.contrast.problem)} Answer: {_escaped(self.contrast.ground_truth)}",
-        ]
-        for side in self.contrast.sides:
-            rollout = self.group.rollouts[side.place]
-            parts.append(f"**{side.verdict} response, reward {side.reward:.3g}**")
-            lines = ["| token | advantage | delta | weight |", "| --- | --- | --- | --- |"]
-            for place, token in enumerate(side.rows[0].tokens):
-                numbers: list[str] = []
-                for values in (rollout.token_advantages, rollout.delta, rollout.weight):
-                    numbers.append("" if values is None else f"{values[place]:.4g}")
-                lines.append(f"| {_escaped(token.text)} | {' | '.join(numbers)} |")
-            parts.append("\n".join(lines))
-        return "\n\n".join(parts)
-
 
 def tracked_credit(groups: Sequence[GroupRecord], method: str) -> TrackedCredit | None:
     """Returns the clearest pair of a step's recorded groups under the run's `method`; None without groups."""
@@ -60,8 +40,3 @@ def tracked_credit(groups: Sequence[GroupRecord], method: str) -> TrackedCredit 
     group = max(groups, key=lambda candidate: clearest_pair(candidate.rollouts)[0])
     _, places = clearest_pair(group.rollouts)
     return TrackedCredit(contrast=contrast_of(group, places, method=method), group=group)
-
-
-def _escaped(text: str) -> str:
-    """Returns a text that Markdown shows as it is, in one line."""
-    return text.replace("\n", " ").translate(_MARKUP)

@@ -47,7 +47,7 @@ def test_mmmus_short_answers_may_have_several_spellings() -> None:
 def test_wemaths_rows_know_their_group_and_step() -> None:
     problem = formats.wemath(WEMATH)
     assert graded(problem) == ("choice", "B", ["3", "4", "5", "No correct answer"])
-    assert (problem["cluster"], problem["groups"]) == ("2steps_1", {"key": "2steps_1"})
+    assert problem["cluster"] == "2steps_1"
     assert problem["categories"] == {"steps": ["1-step"], "knowledge_concept": ["Length"]}
     assert formats.wemath(WEMATH | {"key": "3steps_multi"})["categories"]["steps"] == ["3-step"]
     odd = formats.wemath(WEMATH | {"option": "A. 45° B. 60° ;C. 120°; D. No correct answer"})

@@ -20,10 +20,6 @@ class TrackedCredit(Protocol):
         """Returns both responses with coloured tokens, as HTML without scripts."""
         ...
 
-    def markdown(self) -> str:
-        """Returns both responses as tables of tokens with their numbers."""
-        ...
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunDescription:

@@ -58,8 +58,8 @@ class ExternalSink(Sink):
     @abstractmethod
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None: ...
 
-    @abstractmethod
-    def log_credit(self, step: int, credit: TrackedCredit) -> None: ...
+    def log_credit(self, step: int, credit: TrackedCredit) -> None:
+        """Logs the credit of two responses; a tracker that shows no HTML has none."""
 
 
 class LibrarySink(ExternalSink):
