@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -123,13 +124,16 @@ def _versions_table(run: RunData) -> Table:
 
 def _samples_tables(run: RunData) -> Iterator[Table]:
     """Yields a table of each problem's responses at the first and at the last validation, if any are recorded."""
-    samples_of_steps: dict[int, list[Sample]] = {}
+    samples_of_steps: dict[int, list[Sample]] = defaultdict(list)
     for row in read_generations(run.folder):
         sample = Sample(problem=row["prompt_id"], is_right=row["accuracy"] >= 0.5, row=row)
-        samples_of_steps.setdefault(row["step"], []).append(sample)
-    if samples_of_steps:
-        first_and_last = sorted({min(samples_of_steps), max(samples_of_steps)})
-        yield samples_table({f"at step {step}": samples_of_steps[step] for step in first_and_last})
+        samples_of_steps[row["step"]].append(sample)
+    if not samples_of_steps:
+        return
+    shown: dict[str, list[Sample]] = {}
+    for step in (min(samples_of_steps), max(samples_of_steps)):
+        shown[f"at step {step}"] = samples_of_steps[step]
+    yield samples_table(shown)
 
 
 _METRIC_HEADINGS = ("metric", "measured", "first", "last", "lowest", "highest", "mean", "last step")

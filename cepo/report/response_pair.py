@@ -172,15 +172,21 @@ def _words_singled_out(tokens: Sequence[str], shares: Sequence[float]) -> list[s
     largest_excess = max((share - 1 for share in shares), default=0.0)
     if largest_excess < _NOTICEABLE:
         return []
+    share_of_word = _shares_of_words(tokens, shares)
+    singled_out = [word for word, share in share_of_word.items() if share - 1 >= largest_excess / 2]
+    named = sorted(singled_out, key=lambda word: -share_of_word[word])[:_MOST_WORDS]
+    return [word for word in singled_out if word in named]
+
+
+def _shares_of_words(tokens: Sequence[str], shares: Sequence[float]) -> dict[str, float]:
+    """Returns for each word of a response the largest share of a token in it, or of one that it is a part of."""
     share_of_character = numpy.repeat(shares, [len(token) for token in tokens])
     share_of_word: dict[str, float] = {}
     for match in _WORD.finditer("".join(tokens)):
         share = float(share_of_character[match.start() : match.end()].max())
-        if share - 1 >= largest_excess / 2:
-            word = match[0] if len(match[0]) <= _LONGEST_WORD else match[0][: _LONGEST_WORD - 1] + "…"
-            share_of_word[word] = max(share, share_of_word.get(word, 0.0))
-    named = sorted(share_of_word, key=lambda word: -share_of_word[word])[:_MOST_WORDS]
-    return [word for word in share_of_word if word in named]
+        word = match[0] if len(match[0]) <= _LONGEST_WORD else f"{match[0][: _LONGEST_WORD - 1]}…"
+        share_of_word[word] = max(share, share_of_word.get(word, 0.0))
+    return share_of_word
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import uuid
@@ -77,6 +78,25 @@ class LibrarySink(ExternalSink):
     def log_credit(self, step: int, credit: TrackedCredit) -> None:
         self.log(step, {CREDIT: self.library.Html(credit.html())})
 
+    def table_rows(self, samples: Sequence[TrackedSample]) -> list[dict[str, Any]]:
+        """Returns a row for each sample by the names of columns, with its image as the library's."""
+        images = self.images(samples)
+        rows: list[dict[str, Any]] = []
+        for sample in samples:
+            image = images.get(sample.image_name)
+            row = {} if image is None else {IMAGE: image}
+            rows.append(row | dict(sample.texts))
+        return rows
+
+    def images(self, samples: Sequence[TrackedSample]) -> dict[str, Any]:
+        """Returns the samples' images as the library's by name, each once."""
+        images: dict[str, Any] = {}
+        for sample in samples:
+            if sample.image is not None and sample.image_name not in images:
+                caption = sample.texts.get("prompt_id", "")
+                images[sample.image_name] = self.library.Image(sample.image, caption=caption)
+        return images
+
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Logs numbers or media of a step."""
         self.run.log(values, step=step)
@@ -111,16 +131,12 @@ class WandbSink(LibrarySink):
         self.log(step, {name: float(value) for name, value in values.items()})
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
-        columns = list(dict.fromkeys(name for sample in samples for name in sample.texts))
-        has_images = any(sample.image is not None for sample in samples)
-        table_rows: list[list[Any]] = []
-        for sample in samples:
-            table_row: list[Any] = [sample.texts.get(name, "") for name in columns]
-            if has_images:
-                table_row.insert(0, None if sample.image is None else self.library.Image(sample.image))
-            table_rows.append(table_row)
-        names = [IMAGE, *columns] if has_images else columns
-        self.log(step, {SAMPLES: self.library.Table(columns=names, data=table_rows)})
+        rows = self.table_rows(samples)
+        columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+        cells: list[list[Any]] = []
+        for row in rows:
+            cells.append([row.get(name) for name in columns])
+        self.log(step, {SAMPLES: self.library.Table(columns=columns, data=cells)})
 
     def log_credit(self, step: int, credit: TrackedCredit) -> None:
         self.log(step, {CREDIT: self.library.Html(credit.html(), data_is_not_path=True)})
@@ -151,15 +167,13 @@ class SwanlabSink(LibrarySink):
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
         texts: list[Any] = []
-        images: list[Any] = []
         for sample in samples:
             lines = [f"{name}: {value}" for name, value in sample.texts.items()]
             texts.append(self.library.Text("\n\n".join(lines)))
-            if sample.image is not None:
-                images.append(self.library.Image(sample.image, caption=sample.texts.get("prompt_id", "")))
         media = {SAMPLES: texts}
+        images = self.images(samples)
         if images:
-            media[_SWANLAB_IMAGES] = images
+            media[_SWANLAB_IMAGES] = list(images.values())
         self.log(step, media)
 
 
@@ -174,13 +188,7 @@ class TrackioSink(LibrarySink):
         self.start(trackio, run, name, name=name, embed=False, auto_log_cpu=False, auto_log_gpu=False)
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
-        table_rows: list[dict[str, Any]] = []
-        for sample in samples:
-            table_row: dict[str, Any] = dict(sample.texts)
-            if sample.image is not None:
-                table_row[IMAGE] = self.library.Image(sample.image)
-            table_rows.append(table_row)
-        self.log(step, {SAMPLES: self.library.Table(data=table_rows)})
+        self.log(step, {SAMPLES: self.library.Table(data=self.table_rows(samples))})
 
 
 # What trackers know of a run
