@@ -39,9 +39,8 @@ from cepo.answers import decimal_value
 from cepo.errors import DataError
 from cepo.evaluation.benchmark_names import TITLES
 from cepo.evaluation.comparison import average
-from cepo.evaluation.results import RESULTS_FILE, read_rows
+from cepo.evaluation.results import read_results, read_rows
 from cepo.evaluation.statistics import Row, clustered_mean
-from cepo.files.safe_files import read_json
 from cepo.files.trees import Tree
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, write_table
 
@@ -83,7 +82,7 @@ def harness_table(folders: Sequence[Path]) -> ScoreTable:
 
 
 def _row(folder: Path) -> TableRow:
-    model = str(read_json(folder / RESULTS_FILE, dict, within=folder)["model"])
+    model = str(read_results(folder)["model"])
     row = TableRow(group=model, name=folder.resolve().name, cells=dict(_cells(folder)))
     if not row.cells:
         raise DataError(f"{folder} has no benchmark that lmms-eval's rules grade: {', '.join(_GRADED)}")
@@ -270,7 +269,7 @@ TASKS = {
 
 def write_logs(folder: Path) -> None:
     """Writes an evaluation's responses to its benchmarks as logs for lmms-eval; raises `DataError` if it is damaged."""
-    results = read_json(folder / RESULTS_FILE, dict, within=folder)
+    results = read_results(folder)
     for name, rows in read_rows(folder).items():
         figures = results["benchmarks"][name]
         if figures["benchmark"] is None:

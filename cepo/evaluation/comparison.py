@@ -10,10 +10,10 @@ from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.evaluation.benchmark_names import TITLES
-from cepo.evaluation.results import RESULTS_FILE, read_rows, results_file
+from cepo.evaluation.results import RESULTS_FILE, read_results, read_rows
 from cepo.evaluation.statistics import Estimate, Row, clustered_mean, macro_average
 from cepo.files.safe_files import damaged_as, read_json
-from cepo.files.trees import Fields, Tree
+from cepo.files.trees import Fields
 from cepo.report.comparison_sentence import sentence_of_two
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 
@@ -153,9 +153,8 @@ def _published(path: Path) -> Iterator[TableRow]:
 
 
 def _evaluated(folder: Path) -> TableRow:
-    path = results_file(folder)
-    with damaged_as(path, "holds no result of cepo evaluate; evaluate the model again"):
-        results: Tree = read_json(path, dict, within=folder)
+    results = read_results(folder)
+    with damaged_as(folder / RESULTS_FILE, "holds no result of cepo evaluate; evaluate the model again"):
         cells: dict[str, Cell] = {}
         for name, figures in results["benchmarks"].items():
             title = TITLES.get(str(name), str(name))

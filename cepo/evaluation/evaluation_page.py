@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.evaluation.comparison import Paired, compare_evaluations
-from cepo.evaluation.results import RESULTS_FILE, read_rows
+from cepo.evaluation.results import RESULTS_FILE, read_results, read_rows
 from cepo.evaluation.statistics import Row, macro_average
-from cepo.files.safe_files import damaged_as, read_json
+from cepo.files.safe_files import damaged_as
 from cepo.files.trees import Fields
 from cepo.report.html_page import Result, Section, Table, write_page
 from cepo.report.samples import Sample, samples_table
@@ -106,7 +106,7 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
         raise DataError(f"{len(folders)} evaluations: a page shows one or two; give --out a table (.md .csv .json)")
     rows_by_benchmark = [read_rows(folder) for folder in folders]
     labels = _labels(folders)
-    results = [read_json(folder / RESULTS_FILE, dict, within=folder) for folder in folders]
+    results = [read_results(folder) for folder in folders]
     with damaged_as(folders[-1] / RESULTS_FILE, "holds no result of cepo evaluate; evaluate the model again"):
         tables = [_figures_table(label, figures) for label, figures in zip(labels, results, strict=True)]
         subtitles = [_subtitle(figures) for figures in results]

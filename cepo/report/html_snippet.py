@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from cepo.report.html_page import ASSETS, rendered
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
@@ -16,27 +15,12 @@ def fragment(contrast: Contrast, *, image: str | None = None) -> str:
     return rendered(ASSETS / "snippet.html", contrast=contrast, image=image)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackedCredit:
-    """The credit of a right and a wrong response to one problem, where both were recorded."""
+def tracked_credit(groups: Sequence[GroupRecord], method: str) -> str:
+    """Returns the clearest right and wrong response to a problem among a step's recorded groups, as HTML without scripts.
 
-    contrast: Contrast
-    group: GroupRecord
-
-    @property
-    def step(self) -> int:
-        return self.group.step
-
-    def html(self) -> str:
-        """Returns both responses with coloured tokens, and the image of the problem, as HTML without scripts."""
-        image = data_uri(self.group.images[0]) if self.group.images else None
-        return fragment(self.contrast, image=image)
-
-
-def tracked_credit(groups: Sequence[GroupRecord], method: str) -> TrackedCredit | None:
-    """Returns the clearest pair of a step's recorded groups under the run's `method`; None without groups."""
-    if not groups:
-        return None
+    Their tokens are coloured by their credit under the run's `method`.
+    """
     group = max(groups, key=lambda candidate: clearest_pair(candidate.rollouts)[0])
     _, places = clearest_pair(group.rollouts)
-    return TrackedCredit(contrast=contrast_of(group, places, method=method), group=group)
+    image = data_uri(group.images[0]) if group.images else None
+    return fragment(contrast_of(group, places, method=method), image=image)

@@ -18,7 +18,7 @@ import yaml
 from cepo.files.safe_files import read_json
 from cepo.files.trees import Tree
 from cepo.run_folder.layout import SWANLAB_FOLDER, TRACKERS_FILE
-from cepo.run_folder.sinks.base import RunDescription, Sink, TrackedCredit
+from cepo.run_folder.sinks.base import RunDescription, Sink
 from cepo.run_folder.sinks.samples import IMAGE, TrackedSample, tracked_samples
 from cepo.run_folder.trace import GroupRecord
 from cepo.run_folder.writing import write_atomically
@@ -46,20 +46,17 @@ class ExternalSink(Sink):
             self.log_samples(step, tracked_samples(rows))
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        if self._credit_of is None:
+        if self._credit_of is None or not records:
             return
-        credit = self._credit_of(records, self._method)
-        if credit is None:
-            return
-        step = credit.step
+        step = records[0].step
         if self._step_of_credit is None or step - self._step_of_credit >= _STEPS_BETWEEN_CREDIT:
             self._step_of_credit = step
-            self.log_credit(step, credit)
+            self.log_credit(step, self._credit_of(records, self._method))
 
     @abstractmethod
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None: ...
 
-    def log_credit(self, step: int, credit: TrackedCredit) -> None:
+    def log_credit(self, step: int, html: str) -> None:
         """Logs the credit of two responses; a tracker that shows no HTML has none."""
 
 
@@ -75,8 +72,8 @@ class LibrarySink(ExternalSink):
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.log(step, finite_or_nan(values))
 
-    def log_credit(self, step: int, credit: TrackedCredit) -> None:
-        self.log(step, {CREDIT: self.library.Html(credit.html())})
+    def log_credit(self, step: int, html: str) -> None:
+        self.log(step, {CREDIT: self.library.Html(html)})
 
     def table_rows(self, samples: Sequence[TrackedSample]) -> list[dict[str, Any]]:
         """Returns a row for each sample by the names of columns, with its image as the library's."""
@@ -138,8 +135,8 @@ class WandbSink(LibrarySink):
             cells.append([row.get(name) for name in columns])
         self.log(step, {SAMPLES: self.library.Table(columns=columns, data=cells)})
 
-    def log_credit(self, step: int, credit: TrackedCredit) -> None:
-        self.log(step, {CREDIT: self.library.Html(credit.html(), data_is_not_path=True)})
+    def log_credit(self, step: int, html: str) -> None:
+        self.log(step, {CREDIT: self.library.Html(html, data_is_not_path=True)})
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.run.log({STEP_NAME: step, **values})
