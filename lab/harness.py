@@ -38,7 +38,7 @@ from rich.console import Console
 from cepo.answers import decimal_value
 from cepo.errors import DataError
 from cepo.evaluation.benchmark_names import TITLES
-from cepo.evaluation.comparison import average
+from cepo.evaluation.comparison import averaged
 from cepo.evaluation.results import read_results, read_rows
 from cepo.evaluation.statistics import Row, clustered_mean
 from cepo.files.trees import Tree
@@ -86,7 +86,7 @@ def _row(folder: Path) -> TableRow:
     row = TableRow(group=model, name=folder.resolve().name, cells=dict(_cells(folder)))
     if not row.cells:
         raise DataError(f"{folder} has no benchmark that lmms-eval's rules grade: {', '.join(_GRADED)}")
-    return TableRow(group=row.group, name=row.name, cells={**row.cells, "Average": average(row)})
+    return averaged(row)
 
 
 def _cells(folder: Path) -> Iterator[tuple[str, Cell]]:
