@@ -1,7 +1,12 @@
 r"""Grades an evaluation by lmms-eval's rules beside ours, for a second score that is comparable with published ones.
 
-    python3 -m lab.harness EVALUATION ... [--out by_harness.json]
+    python3 -m lab.harness EVALUATION ... [--out by_harness.json] [--logs]
     cepo compare lab/paper.json by_harness.json --out table.tex
+
+With `--logs`, EVALUATION/lmms-eval/BENCHMARK gets the responses as `python3 -m lmms_eval --model from_log` reads them
+(lmms-eval 75571cf, lmms_eval/models/simple/from_log.py), which then scores them itself. The log has one record for each
+row of the data set: `doc_id`, the row's number; `doc`; `target`; `resps`, a list of one list of responses, of which the
+first is scored; and `filtered_resps`.
 
 The rules are those of version 75571cf (2026-08-06), the same as in v0.7, without a judge model:
 
@@ -19,9 +24,11 @@ in both directions. Values in LaTeX are read by math-verify here, while MathVisi
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -31,10 +38,10 @@ from rich.console import Console
 from cepo.answers import decimal_value
 from cepo.errors import DataError
 from cepo.evaluation.benchmark_names import TITLES
-from cepo.evaluation.comparison import average
-from cepo.evaluation.results import RESULTS_FILE, read_rows
-from cepo.evaluation.statistics import clustered_mean
-from cepo.files.safe_files import read_json
+from cepo.evaluation.comparison import averaged
+from cepo.evaluation.results import read_results, read_rows
+from cepo.evaluation.statistics import Row, clustered_mean
+from cepo.files.trees import Tree
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, write_table
 
 _log = logging.getLogger(__name__)
@@ -53,7 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m lab.harness", description="Grades by lmms-eval's rules.")
     parser.add_argument("evaluations", nargs="+", type=Path, help="folders that cepo evaluate wrote")
     parser.add_argument("--out", type=Path, help="file of the table by lmms-eval's rules: .json, .md, .csv or .tex")
+    parser.add_argument("--logs", action="store_true", help="instead write logs that lmms-eval scores")
     options = parser.parse_args(arguments)
+    if options.logs:
+        for folder in options.evaluations:
+            write_logs(folder)
+        return 0
     table = harness_table(options.evaluations)
     Console().print(table.terminal())
     if options.out is not None:
@@ -70,11 +82,11 @@ def harness_table(folders: Sequence[Path]) -> ScoreTable:
 
 
 def _row(folder: Path) -> TableRow:
-    model = str(read_json(folder / RESULTS_FILE, dict, within=folder)["model"])
+    model = str(read_results(folder)["model"])
     row = TableRow(group=model, name=folder.resolve().name, cells=dict(_cells(folder)))
     if not row.cells:
         raise DataError(f"{folder} has no benchmark that lmms-eval's rules grade: {', '.join(_GRADED)}")
-    return TableRow(group=row.group, name=row.name, cells={**row.cells, "Average": average(row)})
+    return averaged(row)
 
 
 def _cells(folder: Path) -> Iterator[tuple[str, Cell]]:
@@ -242,6 +254,58 @@ def _same_to_2_decimals(answer: str, wanted: str) -> bool:
         return False
     values = decimal_value(answer), decimal_value(wanted)
     return values[0] is not None and values[1] is not None and round(values[0], 2) == round(values[1], 2)
+
+
+TASKS = {
+    "dynamath": "dynamath_reasoning",
+    "logicvista": "logicvista_reasoning",
+    "mathvision": "mathvision_reason_testmini_reasoning",
+    "mathvista": "mathvista_testmini_cot_reasoning",
+    "mmmu": "mmmu_val_reasoning",
+    "wemath": "wemath_testmini_reasoning",
+}
+"""lmms-eval's task of each benchmark."""
+
+
+def write_logs(folder: Path) -> None:
+    """Writes an evaluation's responses to its benchmarks as logs for lmms-eval; raises `DataError` if it is damaged."""
+    results = read_results(folder)
+    for name, rows in read_rows(folder).items():
+        figures = results["benchmarks"][name]
+        if figures["benchmark"] is None:
+            continue
+        task = TASKS[figures["benchmark"]]
+        num_rows = figures["num_problems"] + figures["num_left_out"] + figures["num_without_judge"]
+        log = exported_log(task, rows, num_rows=num_rows, model=results["model"])
+        out = folder / "lmms-eval" / name
+        out.mkdir(parents=True)
+        (out / f"{task}.json").write_text(json.dumps(log, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def exported_log(task: str, rows: Sequence[Row], *, num_rows: int, model: str) -> Tree:
+    """Returns the log of responses to a benchmark whose source has `num_rows` rows.
+
+    lmms-eval asks for a response to every row of its data set, so a row that was left out has an empty one.
+    """
+    by_problem: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_problem[int(row["problem_id"])].append(row)
+    return {
+        "args": {"model": model, "model_args": "", "limit": None},
+        "model_configs": {"task": task},
+        "logs": [_record(number, by_problem[number]) for number in range(num_rows)],
+    }
+
+
+def _record(number: int, rows: Sequence[Row]) -> Tree:
+    responses = [row["response"] for row in rows] or [""]
+    return {
+        "doc_id": number,
+        "doc": {"problem": rows[0]["problem"]} if rows else {},
+        "target": rows[0]["ground_truth"] if rows else "",
+        "resps": [responses],
+        "filtered_resps": [responses[0]],
+    }
 
 
 if __name__ == "__main__":

@@ -335,7 +335,6 @@ def doctor(settings: Sequence[str]) -> int:
 )
 @click.option("--judge", metavar="ADDRESS", help="OpenAI-compatible server, up to /v1, that judges free-form answers.")
 @click.option("--judge-model", metavar="MODEL", help="Its model.")
-@click.option("--export", type=click.Choice(("lmms",)), help="lmms: also write responses in lmms-eval's form.")
 @click.option("--dry-run", is_flag=True, help="Print the plan without starting an engine.")
 @takes_settings
 def evaluate(settings: Sequence[str], dry_run: bool, **options: str | None) -> int | None:

@@ -50,7 +50,7 @@ def print_pairs(first: Path, second: Path) -> None:
 
 
 def _print_table(title: str, rows: Iterable[Sequence[str]]) -> None:
-    from cepo.report.score_tables import terminal_blocks
+    from cepo.report.score_tables import terminal_table
 
     console = SafeConsole()
-    console.print(title, *terminal_blocks([*rows], console.width))
+    console.print(title, terminal_table([*rows], console.width))

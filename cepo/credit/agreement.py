@@ -34,7 +34,6 @@ FIRST_STEP = 0
 DECISIVE = 0.25
 """A token with |A*| above this is decisive: it moves the probability of a correct answer by more than a quarter."""
 DRAWS = 500
-BINS = 10
 QUARTERS = ("first", "second", "third", "last")
 _Indices = NDArray[numpy.int64]
 
@@ -272,22 +271,15 @@ def area_under_curve(numbers: Numbers, positive: NDArray[numpy.bool_]) -> float:
 def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Figure]:
     """Compares a credit with A*.
 
-    - `auroc` measures how |credit| ranks the decisive tokens within a response, and `top_hit` whether the largest
-      |credit| is at the largest |A*|. Both are means over responses with a decisive token.
+    - `auroc` measures how |credit| ranks the decisive tokens within a response, as a mean over responses with one.
     - `share_on_decisive` is the part of the sum of |credit| that is on decisive tokens.
     """
     is_decisive = numpy.abs(truth.credit) > DECISIVE
     size = numpy.abs(numbers)
-    # Each response's figures stand at its first measured token, so that they are drawn with its tokens.
+    # Each response's figure stands at its first measured token, so that it is drawn with its tokens.
     areas = numpy.full(len(numbers), numpy.nan)
-    hits = numpy.full(len(numbers), numpy.nan)
     for tokens in truth.entries.values():
-        first = tokens[0]
-        areas[first] = area_under_curve(size[tokens], is_decisive[tokens])
-        if is_decisive[tokens].any():
-            is_largest = size[tokens] == size[tokens].max()  # ties count their share
-            most_decisive = abs(truth.credit[tokens]).argmax()
-            hits[first] = is_largest[most_decisive] / is_largest.sum()
+        areas[tokens[0]] = area_under_curve(size[tokens], is_decisive[tokens])
 
     def metrics(tokens: _Indices) -> dict[str, float]:
         drawn = numbers[tokens]
@@ -299,7 +291,6 @@ def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Fi
             "pearson": pearson(drawn, true),
             "pearson_corrected": noise_corrected(drawn, true, halves),
             "auroc": _mean_of_defined(areas[tokens]),
-            "top_hit": _mean_of_defined(hits[tokens]),
             "share_on_decisive": float(size[tokens][decisive].sum() / total) if total > 0 else numpy.nan,
         }
 
@@ -353,37 +344,17 @@ def _mean_of_defined(figures: Numbers) -> float:
 
 
 def value_figures(truth: Truth, estimate: Numbers, *, seed: int) -> dict[str, Figure]:
-    """Compares a value with V: correlations, and the mean gap of its calibration curve."""
+    """Compares a value with V."""
 
     def metrics(tokens: _Indices) -> dict[str, float]:
         believed = estimate[tokens]
         true = truth.value[tokens]
-        gaps = 0.0  # summed over tokens
-        for point in calibration(believed, true):
-            gaps += point["num_tokens"] * abs(point["believed"] - point["true"])
         return {
             "pearson": pearson(believed, true),
             "pearson_corrected": noise_corrected(believed, true, truth.value_halves[:, tokens]),
-            "calibration_error": gaps / len(believed),
         }
 
     return bootstrap(truth.problem, metrics, seed=[seed, 3])
-
-
-def calibration(believed: Numbers, true: Numbers) -> list[dict[str, float]]:
-    """Returns the calibration curve: mean belief and mean truth of the tokens in each non-empty tenth of [0, 1]."""
-    tenths = (believed * BINS).astype(int).clip(0, BINS - 1)
-    points: list[dict[str, float]] = []
-    for tenth in numpy.unique(tenths):
-        is_in_tenth = tenths == tenth
-        points.append(
-            {
-                "believed": float(believed[is_in_tenth].mean()),
-                "true": float(true[is_in_tenth].mean()),
-                "num_tokens": int(is_in_tenth.sum()),
-            }
-        )
-    return points
 
 
 def bootstrap(

@@ -11,7 +11,6 @@ from cepo.credit.measurement import TRACES_FILE
 from cepo.credit.truth import read_whole
 from cepo.files.safe_files import LARGEST_IMAGE, read_bytes, read_objects
 from cepo.files.trees import Fields, Tree
-from cepo.report.drawing import Chart, Series
 from cepo.report.html_page import Dot, DotPlot, Section, table_of_scores, write_page
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.report.shown_responses import (
@@ -37,10 +36,9 @@ _CREDIT = {
     "pearson": "Pearson",
     "pearson_corrected": "Pearson corrected",
     "auroc": "AUROC",
-    "top_hit": "top-1 hit",
     "share_on_decisive": "share on decisive",
 }
-_VALUE = {"pearson": "Pearson", "pearson_corrected": "Pearson corrected", "calibration_error": "calibration error"}
+_VALUE = {"pearson": "Pearson", "pearson_corrected": "Pearson corrected"}
 _KNOWLEDGE = {
     "nats": "nats",
     **{quarter: f"{quarter} quarter" for quarter in QUARTERS},
@@ -202,7 +200,7 @@ def write_credit_page(results: Fields, out: Path) -> Path:
         sections += _sections_of_responses(out.parent)
         sections += [
             Section(title="All figures of credit", notes=[_ORACLE_NOTE], tables=[credit]),
-            Section(title="Value of a prefix", charts=[_calibration(results)], tables=[value]),
+            Section(title="Value of a prefix", tables=[value]),
         ]
         if contrast:
             sections.append(Section(title="Evidence and its noise", notes=[_CONTRAST_NOTE], tables=contrast))
@@ -364,21 +362,6 @@ def _coloured(tokens: Sequence[str], values: Sequence[float | None], full: float
         else:
             coloured_tokens.append(coloured(text, value / full, f"{name} {value:+.3f}"))
     return coloured_tokens
-
-
-def _calibration(results: Mapping[str, Sequence[Fields]]) -> Chart:
-    """Returns the mean truth by mean belief of each value, beside the diagonal."""
-    curves: list[Series] = []
-    for row in results["value"]:
-        points = row.get("calibration")
-        if not points:
-            continue
-        believed = [point["believed"] for point in points]
-        true = [point["true"] for point in points]
-        curves.append(Series(label=row["name"], steps=believed, values=true))
-    diagonal = [0.0, 1.0]
-    curves.append(Series(label="calibrated", steps=diagonal, values=diagonal, help="belief and truth are equal"))
-    return Chart(title="Calibration", unit="V", series=curves, x="believed chance of a right answer")
 
 
 _KNOWING = (

@@ -95,7 +95,7 @@ def measured(
 
 
 def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], *, seed: int) -> Tree:
-    """Returns the figures of all credits and values, by name, and the calibration curves of the values.
+    """Returns the figures of all credits and values, by name.
 
     `oracle` compares the truth from one half of the continuations with that from the other half. This is what perfect
     credit with half as many continuations would reach. `ceiling` is the correlation of perfect credit with the measured A*.
@@ -113,8 +113,7 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     value_rows: list[Tree] = []
     for arm in value_arms(truth, rollouts, signals):
         figures = agreement.value_figures(truth, arm.numbers, seed=seed)
-        curve = agreement.calibration(arm.numbers, truth.value)
-        value_rows.append({"name": arm.name, "kind": arm.kind, **figures, "calibration": curve})
+        value_rows.append({"name": arm.name, "kind": arm.kind, **figures})
     value_rows.append(oracle | agreement.value_figures(second_half, first_value, seed=seed))
     results: Tree = {
         "ceiling": agreement.credit_ceiling(truth, seed=seed),

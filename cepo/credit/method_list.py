@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,8 @@ from cepo.sections.fields import fields_of
 from cepo.sections.reader import default_tree
 from cepo.types import TokenBatch, TokenSignal
 
-_OPENING = "([{"
-_CLOSING = ")]}"
+_COMMA = re.compile(r",(?![^()\[\]{}]*[)\]}])")
+"""A comma that is not in brackets."""
 
 
 class LeaveOneOut(GroupRelativeEstimator):
@@ -61,9 +62,7 @@ def read_methods(line: str, algorithm: Mapping[str, object]) -> dict[str, Estima
 
 def _settings(text: str, assignments: str, known_keys: Sequence[str]) -> Any:
     """Reads `key=value, ...`, in which a key may be the end of a known dotted one."""
-    parts: list[str] = []
-    if assignments.strip():
-        parts = _split(assignments)
+    parts = _split(assignments) if assignments.strip() else []
     dotted_assignments: list[str] = []
     for part in parts:
         key, equals, value = part.partition("=")
@@ -105,18 +104,7 @@ def _require_advantages(text: str, estimator: Estimator) -> None:
 
 def _split(line: str) -> list[str]:
     """Splits at the commas that are not in brackets."""
-    parts = [""]
-    depth = 0
-    for letter in line:
-        if letter in _OPENING:
-            depth += 1
-        elif letter in _CLOSING:
-            depth -= 1
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    parts = [part.strip() for part in parts]
+    parts = [part.strip() for part in _COMMA.split(line)]
     if not all(parts):
         raise ConfigError(f"methods: '{line}' has an empty part; put one comma between two names or settings")
     return parts

@@ -10,14 +10,10 @@ from cepo.errors import ConfigError, did_you_mean
 
 TITLES = {
     "dynamath": "DynaMath",
-    "hallusionbench": "HallusionBench",
     "logicvista": "LogicVista",
-    "mathverse": "MathVerse",
     "mathvision": "MathVision",
     "mathvista": "MathVista",
     "mmmu": "MMMU",
-    "mmmu_pro": "MMMU-Pro",
-    "mmmu_pro_vision": "MMMU-Pro vision",
     "wemath": "WeMath",
 }
 """The name of each benchmark on a command line, and in a table."""

@@ -1,4 +1,4 @@
-"""Knows the format of each benchmark: which columns it needs, how its rows are read, which scores it has."""
+"""The format of each benchmark: which columns it needs, and how its rows are read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from cepo.data.tables import Rows, read_source
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation import formats
 from cepo.evaluation.benchmark_names import TITLES, NamedSource
-from cepo.evaluation.group_scores import hallusionbench_scores, wemath_scores
-from cepo.evaluation.lmms import LMMS_TASKS, SYSTEM_PROMPT
-from cepo.evaluation.statistics import Row
+from cepo.evaluation.lmms import PROMPTS, SYSTEM_PROMPT
 from cepo.files.trees import Fields, Tree, is_list
 from cepo.models.text_codec import IMAGE_MARK
 
@@ -30,10 +28,7 @@ class Benchmark:
     columns: frozenset[str]
     images: tuple[str, ...]  # columns of the image, of which the first that a row has counts
     convert: Callable[[Fields], Tree]  # see `cepo.evaluation.formats`
-    family: str = ""  # a further name, which several formats share
-    needs_image: bool = True
     has_variants: bool = False  # rows of one cluster are variants of one question
-    scores: Callable[[Sequence[Row]], Tree] | None = None  # of groups of rows
 
     @property
     def title(self) -> str:
@@ -42,7 +37,6 @@ class Benchmark:
 
 _SPACE_AROUND_IMAGE = re.compile(rf"\s*{IMAGE_MARK}\s*")
 _QUESTION = frozenset({"question", "answer"})
-_MMMU_PRO = frozenset({"id", "options", "answer", "subject"})
 BENCHMARKS = (
     Benchmark(
         name="dynamath",
@@ -52,25 +46,10 @@ BENCHMARKS = (
         has_variants=True,
     ),
     Benchmark(
-        name="hallusionbench",
-        columns=frozenset({"category", "subcategory", "set_id", "figure_id", "question_id", "question", "gt_answer"}),
-        images=("image",),
-        convert=formats.hallusionbench,
-        needs_image=False,
-        scores=hallusionbench_scores,
-    ),
-    Benchmark(
         name="logicvista",
         columns=_QUESTION,
         images=("image",),
         convert=formats.logicvista,
-    ),
-    Benchmark(
-        name="mathverse",
-        columns=_QUESTION | {"problem_index", "problem_version", "question_type"},
-        images=("image",),
-        convert=formats.mathverse,
-        needs_image=False,
     ),
     Benchmark(
         name="mathvision",
@@ -91,24 +70,10 @@ BENCHMARKS = (
         convert=formats.mmmu,
     ),
     Benchmark(
-        name="mmmu_pro",
-        columns=_MMMU_PRO | {"question", "image_1"},
-        images=(),
-        convert=formats.mmmu_pro,
-    ),
-    Benchmark(
-        name="mmmu_pro_vision",
-        family="mmmu_pro",
-        columns=_MMMU_PRO | {"image"},
-        images=("image",),
-        convert=formats.mmmu_pro_vision,
-    ),
-    Benchmark(
         name="wemath",
         columns=_QUESTION | {"ID", "key", "option"},
         images=("image_path", "image"),
         convert=formats.wemath,
-        scores=wemath_scores,
     ),
 )
 
@@ -135,16 +100,15 @@ def opened(named: NamedSource, cells: CellRules) -> tuple[Rows, Benchmark | None
 
 
 def _format_of(named: NamedSource, columns: Sequence[str]) -> Benchmark:
-    """Returns the format of the named benchmark that the columns have."""
-    forms = [benchmark for benchmark in BENCHMARKS if named.name in (benchmark.name, benchmark.family)]
-    for benchmark in forms:
-        if benchmark.columns <= set(columns):
-            return benchmark
-    missing = [", ".join(sorted(benchmark.columns - set(columns))) for benchmark in forms]
-    raise ConfigError(
-        f"data={named} does not have the columns of {named.name}; missing: {'; or '.join(missing)}. Its columns: "
-        f"{', '.join(columns)}"
-    )
+    """Returns the format of the named benchmark; raises `ConfigError` if a column of it is missing."""
+    benchmark = next(benchmark for benchmark in BENCHMARKS if benchmark.name == named.name)
+    missing = benchmark.columns - set(columns)
+    if missing:
+        raise ConfigError(
+            f"data={named} does not have the columns of {named.name}; missing: {', '.join(sorted(missing))}. Its columns: "
+            f"{', '.join(columns)}"
+        )
+    return benchmark
 
 
 def converted(
@@ -164,45 +128,37 @@ def converted(
             if not skip_bad_rows:
                 raise DataError(f"{where}. data.skip_bad_rows=true leaves such rows out") from error
             logger.warning("%s", where)
-            problems.append(
-                _blank(benchmark, number) | {"problem": _turns("", has_system_prompt=False) if is_lmms else ""}
-            )
+            problems.append(_blank(benchmark, number) | {"problem": _lmms_turns("") if is_lmms else ""})
     return problems
 
 
 def _problem(row: Fields, benchmark: Benchmark, number: int, *, is_lmms: bool) -> Tree:
     problem = _blank(benchmark, number) | benchmark.convert(row)
-    task = LMMS_TASKS[benchmark.name] if is_lmms else None
-    text = problem["problem"] if task is None else task.prompt(row)
+    text = PROMPTS[benchmark.name](row) if is_lmms else problem["problem"]
     if "images" in problem:
-        if task is not None:
+        if is_lmms:
             text, problem["images"] = formats.with_images_in_place(text, row)
             text = _SPACE_AROUND_IMAGE.sub(IMAGE_MARK, text).strip()  # its messages have a part for each text and image
     else:
         problem["images"] = _images(row, benchmark)
         if text.count(IMAGE_MARK) != len(problem["images"]):
             text = IMAGE_MARK * len(problem["images"]) + text.replace(IMAGE_MARK, "")
-    if task is None:
-        return problem | {"problem": text}
-    return problem | {"problem": _turns(text, has_system_prompt=task.has_system_prompt)}
+    return problem | {"problem": _lmms_turns(text) if is_lmms else text}
 
 
-def _turns(text: str, *, has_system_prompt: bool) -> list[Tree]:
-    user = {"role": "user", "content": text}
-    return [{"role": "system", "content": SYSTEM_PROMPT}, user] if has_system_prompt else [user]
+def _lmms_turns(text: str) -> list[Tree]:
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": text}]
 
 
 def _images(row: Fields, benchmark: Benchmark) -> list[Any]:
-    """Returns the images of the first column that has any."""
+    """Returns the images of the first column that has any; raises `DataError` if none has."""
     for column in benchmark.images:
         value = row.get(column)
         values = value if is_list(value) else [value]
         images = [image for image in values if image is not None and image != ""]
         if images:
             return images
-    if benchmark.needs_image:
-        raise DataError(f"it has no image (column {' or '.join(benchmark.images)})")
-    return []
+    raise DataError(f"it has no image (column {' or '.join(benchmark.images)})")
 
 
 def _blank(benchmark: Benchmark, number: int) -> Tree:
@@ -217,5 +173,4 @@ def _blank(benchmark: Benchmark, number: int) -> Tree:
         "alternatives": list[str](),
         "cluster": str(number),
         "categories": dict[str, list[str]](),
-        "groups": dict[str, str](),
     }

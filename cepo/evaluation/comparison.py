@@ -10,10 +10,10 @@ from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.evaluation.benchmark_names import TITLES
-from cepo.evaluation.results import RESULTS_FILE, read_rows, results_file
+from cepo.evaluation.results import RESULTS_FILE, read_results, read_rows
 from cepo.evaluation.statistics import Estimate, Row, clustered_mean, macro_average
 from cepo.files.safe_files import damaged_as, read_json
-from cepo.files.trees import Fields, Tree
+from cepo.files.trees import Fields
 from cepo.report.comparison_sentence import sentence_of_two
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 
@@ -101,9 +101,9 @@ def score_table(names: Sequence[str]) -> ScoreTable:
     first: Path | None = None
     for name in names:
         if name.endswith(".json"):
-            rows += map(_averaged, _published(Path(name)))
+            rows += map(averaged, _published(Path(name)))
             continue
-        row = _averaged(_evaluated(Path(name)))
+        row = averaged(_evaluated(Path(name)))
         if first is not None:
             pairs = compare_evaluations(first, Path(name))
             row = replace(row, cells={**row.cells, _DIFFERENCE: _average_gain(pairs)})
@@ -153,9 +153,8 @@ def _published(path: Path) -> Iterator[TableRow]:
 
 
 def _evaluated(folder: Path) -> TableRow:
-    path = results_file(folder)
-    with damaged_as(path, "holds no result of cepo evaluate; evaluate the model again"):
-        results: Tree = read_json(path, dict, within=folder)
+    results = read_results(folder)
+    with damaged_as(folder / RESULTS_FILE, "holds no result of cepo evaluate; evaluate the model again"):
         cells: dict[str, Cell] = {}
         for name, figures in results["benchmarks"].items():
             title = TITLES.get(str(name), str(name))
@@ -163,20 +162,13 @@ def _evaluated(folder: Path) -> TableRow:
         return TableRow(group=str(results["model"]), name=folder.resolve().name, cells=cells)
 
 
-def _averaged(row: TableRow) -> TableRow:
-    return replace(row, cells={**_benchmarks(row), _AVERAGE: average(row)})
-
-
-def average(row: TableRow) -> Cell:
-    """Returns the `macro_average` of the benchmarks' cells; raises `DataError` if the row has none."""
-    cells = list(_benchmarks(row).values())
+def averaged(row: TableRow) -> TableRow:
+    """Returns a row with the `macro_average` of its benchmarks' cells; raises `DataError` if it has none."""
+    cells = {name: cell for name, cell in row.cells.items() if isinstance(cell, Cell) and name != _AVERAGE}
     if not cells:
         raise DataError(f"{row.group}, {row.name}: there is no benchmark to average; evaluate the model again")
-    return _cell(macro_average([vars(cell) for cell in cells]), 1.0)
-
-
-def _benchmarks(row: TableRow) -> dict[str, Cell]:
-    return {name: cell for name, cell in row.cells.items() if isinstance(cell, Cell) and name != _AVERAGE}
+    mean = macro_average([vars(cell) for cell in cells.values()])
+    return replace(row, cells={**cells, _AVERAGE: _cell(mean, 1.0)})
 
 
 def _cell(estimate: Fields, scale: float) -> Cell:

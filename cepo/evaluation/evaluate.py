@@ -44,7 +44,6 @@ class Plan:
     out: Path
     protocol: str | None
     rules: Rules
-    exports_lmms: bool  # whether responses are also written in lmms-eval's form
 
     def lines(self) -> Iterator[str]:
         from cepo.trainer.sampling import validation_settings
@@ -97,14 +96,12 @@ def make_plan(options: Mapping[str, str], config: RunConfig, actor: Path | None,
         out=out,
         protocol=options.get("protocol"),
         rules=rules_of(options),
-        exports_lmms=options.get("export") == "lmms",
     )
 
 
 def evaluate(plan: Plan) -> Tree:
     """Evaluates the model as planned and writes the results; returns the content of evaluation.json."""
     from cepo.data.training_set import most_visuals
-    from cepo.evaluation.lmms import exported_log, write_log
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
     from cepo.evaluation.tasks import asker_of, engine, graded_rows
     from cepo.run_folder.writing import LineFile
@@ -131,9 +128,6 @@ def evaluate(plan: Plan) -> Tree:
                     file.append(row)
                     rows.append(row)
             benchmarks[task.name] = {"source": str(source), **_figures(task, rows, config, plan.rules)}
-            if plan.exports_lmms and task.benchmark is not None:
-                log = exported_log(task.benchmark.name, rows, num_rows=task.num_rows, model=model.model_path)
-                write_log(plan.out / "lmms-eval" / task.name, log)
         return write_results(plan.out, _description(plan, config, generator.name), benchmarks)
 
 
@@ -178,8 +172,6 @@ def _figures(task: Task, rows: Sequence[Row], config: RunConfig, rules: Rules) -
         "reward_function": REWARD if benchmark else config.worker.reward.reward_function,
         **benchmark_figures(graded, has_variants=benchmark is not None and benchmark.has_variants),
     }
-    if benchmark is not None and benchmark.scores is not None:
-        figures["scores"] = benchmark.scores(graded)
     return figures
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
 from cepo.errors import DataError
 from cepo.evaluation.comparison import Paired, compare_evaluations
-from cepo.evaluation.results import RESULTS_FILE, read_rows
+from cepo.evaluation.results import RESULTS_FILE, read_results, read_rows
 from cepo.evaluation.statistics import Row, macro_average
-from cepo.files.safe_files import damaged_as, read_json
+from cepo.files.safe_files import damaged_as
 from cepo.files.trees import Fields
 from cepo.report.html_page import Result, Section, Table, write_page
 from cepo.report.samples import Sample, samples_table
@@ -31,8 +29,8 @@ _UNGRADED = {
 def figure_rows(results: Fields, *, is_whole: bool = False) -> Iterator[list[str]]:
     """Yields a head, and rows of accuracies in percent with errors.
 
-    Below a benchmark are its accuracies by kind of answer if there are several, its own scores, its accuracies by
-    category, and the numbers of ungraded problems. Categories with many values are given only if `is_whole`.
+    Below a benchmark are its accuracies by kind of answer if there are several, its accuracies by category, and the numbers
+    of ungraded problems. Categories with many values are given only if `is_whole`.
     """
     num_samples = results["sampling"]["num_samples"]
     head = ["", "problems", "accuracy", "tokens", "cut off", "no answer"]
@@ -66,12 +64,6 @@ def _further_figures(figures: Fields, *, is_whole: bool) -> Iterator[tuple[str, 
             yield kind, str(estimate["num_problems"]), percent(estimate)
     if "worst_variant" in figures:
         yield "worst variant", str(figures["worst_variant"]["num_clusters"]), percent(figures["worst_variant"])
-    for name, score in figures.get("scores", {}).items():
-        label = name.removeprefix("num_").replace("_", " ")
-        if isinstance(score, Mapping):
-            yield label, "", percent(cast("Fields", score))
-        elif score:  # a number of groups
-            yield label, str(score), ""
     for category, values in figures.get("by_category", {}).items():
         if is_whole or 1 < len(values) <= _MOST_VALUES:
             for value, estimate in values.items():
@@ -114,7 +106,7 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
         raise DataError(f"{len(folders)} evaluations: a page shows one or two; give --out a table (.md .csv .json)")
     rows_by_benchmark = [read_rows(folder) for folder in folders]
     labels = _labels(folders)
-    results = [read_json(folder / RESULTS_FILE, dict, within=folder) for folder in folders]
+    results = [read_results(folder) for folder in folders]
     with damaged_as(folders[-1] / RESULTS_FILE, "holds no result of cepo evaluate; evaluate the model again"):
         tables = [_figures_table(label, figures) for label, figures in zip(labels, results, strict=True)]
         subtitles = [_subtitle(figures) for figures in results]
@@ -183,20 +175,14 @@ def _changes(first: Path, second: Path) -> Iterator[Result]:
 
 
 def _samples(rows: Sequence[Row]) -> Iterator[Sample]:
-    """Yields an evaluation's responses; those to a problem are numbered as recorded, or else in their order."""
-    num_responses: Counter[str] = Counter()  # so far, by problem
+    """Yields an evaluation's responses."""
     for row in rows:
         problem = row["problem_id"]
-        number = str(row.get("sample", num_responses[problem]))
-        num_responses[problem] += 1
         text = row.get("problem", f"problem {problem}")
-        found = str(row["answer"] or "none") if "answer" in row else None
-        category = ", ".join(str(value) for value in row.get("categories", {}).values())
         yield Sample(
             problem=problem,
-            number=number,
             is_right=row["correct"],
             row={**row, "problem": text},
-            found=found,
-            category=category,
+            found=str(row["answer"] or "none") if "answer" in row else None,
+            category=", ".join(str(value) for value in row.get("categories", {}).values()),
         )

@@ -5,12 +5,11 @@ A converter returns what differs from the defaults of `cepo.evaluation.benchmark
 - `problem`, the text; and if images stand at places in it, marked there, `images`;
 - `answer`, and for `cepo.rewards.benchmark` also `answer_kind`, `choices`, `tolerance`, `decimals`, `alternatives`;
 - `cluster`: rows with the same one are dependent;
-- `categories`: values by the name of the category, by which accuracies are also given;
-- `groups`: what the benchmark's own scores (`cepo.evaluation.group_scores`) need to know of the row.
+- `categories`: values by the name of the category, by which accuracies are also given.
 
 The columns are those of the data sets that the benchmarks' authors and lmms-eval publish (lmms-eval 75571cf,
-lmms_eval/tasks/*; github.com/lupantech/MathVista, ZrrSkywalker/MathVerse, MMMU-Benchmark/MMMU,
-tianyi-lab/HallusionBench, We-Math/We-Math, mathllm/MATH-V, DynaMath/DynaMath, Yijia-Xiao/LogicVista).
+lmms_eval/tasks/*; github.com/lupantech/MathVista, MMMU-Benchmark/MMMU, We-Math/We-Math, mathllm/MATH-V,
+DynaMath/DynaMath, Yijia-Xiao/LogicVista).
 """
 
 from __future__ import annotations
@@ -29,16 +28,14 @@ from cepo.models.text_codec import IMAGE_MARK
 from cepo.rewards.benchmark import options_in_text
 
 _WEMATH_OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
-_MATHVERSE_OPTIONS = re.compile(r"\bchoices?\s*:?\s*\n", re.IGNORECASE)
-_MATHVERSE_OPTION = re.compile(r"^\s*\(?([A-J])\s*[:.)]\s*(.*)$")
 _NUMBERED_IMAGE = re.compile(r"<image (\d)>")
 _MMMU_ID = re.compile(r"(?:dev|validation|test)_(?P<subject>.+)_\d+")
 _DECIMALS = re.compile(r"\d{1,3}(?:\.0*)?", re.ASCII)
 _MOST_DECIMALS = 15
 _MOST_IMAGES = 7
 
-WEMATH_STEPS = {"2steps": 2, "3steps": 3}
-"""The number of one-step rows in a group, by the beginning of the rows' `key`."""
+_WEMATH_STEPS = {"2steps": 2, "3steps": 3}
+"""The number of steps of a problem that needs several, by the beginning of its `key`."""
 
 DISCIPLINES = {
     "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
@@ -124,9 +121,9 @@ def wemath(row: Fields) -> Tree:
         options = []
         choices = f"\nChoices: {written_options}\nAnswer with the letter of the right choice."
     size, _, step = key.partition("_")
-    if size not in WEMATH_STEPS or not step:
+    if size not in _WEMATH_STEPS or not step:
         raise DataError(f"key is {key!r}; accepted: 2steps_1, 2steps_2, 2steps_multi, 3steps_1 and so on")
-    steps = WEMATH_STEPS[size] if step == "multi" else 1
+    steps = _WEMATH_STEPS[size] if step == "multi" else 1
     return {
         "problem": text(row, "question") + choices,
         "answer": answer,
@@ -134,7 +131,6 @@ def wemath(row: Fields) -> Tree:
         "choices": _choices(answer, options),
         "cluster": text(row, "ID"),
         "categories": {"steps": [f"{steps}-step"], **_categories(row, "knowledge concept")},
-        "groups": {"key": key},
     }
 
 
@@ -164,31 +160,6 @@ def mmmu(row: Fields) -> Tree:
         "answer": first_answer,
         "alternatives": alternatives,
         "answer_kind": "text" if kind == "choice" else kind,
-    }
-
-
-def mmmu_pro(row: Fields) -> Tree:
-    answer = text(row, "answer")
-    options = listed(row, "options")
-    problem, images = with_images_in_place(text(row, "question") + options_below(options), row)
-    return {"problem": problem, "images": images, **_mmmu_pro_answer(row, answer, options)}
-
-
-def mmmu_pro_vision(row: Fields) -> Tree:
-    """A row whose image shows question and options."""
-    answer = text(row, "answer")
-    options = listed(row, "options")
-    problem = "Answer the multiple-choice question in the image with the letter of the right choice."
-    return {"problem": problem, **_mmmu_pro_answer(row, answer, options)}
-
-
-def _mmmu_pro_answer(row: Fields, answer: str, options: Sequence[str]) -> Tree:
-    choices = [_NUMBERED_IMAGE.sub("", option) for option in options]
-    return {
-        "answer": answer,
-        "answer_kind": "choice",
-        "choices": _choices(answer, choices),
-        "categories": {**_disciplines(optional_text(row, "subject")), **_categories(row, "topic_difficulty")},
     }
 
 
@@ -227,55 +198,6 @@ def mathvista(row: Fields) -> Tree:
         "answer": answer,
         "answer_kind": "judged" if answer_type == "list" else "numeric",
         "decimals": decimals,
-    }
-
-
-def mathverse(row: Fields) -> Tree:
-    question = optional_text(row, "question") or optional_text(row, "query_cot") or optional_text(row, "query_wo")
-    if not question:
-        raise DataError("question, query_cot and query_wo are empty")
-    question_type = text(row, "question_type")
-    answer = text(row, "answer")
-    if question_type not in ("multi-choice", "free-form"):
-        raise DataError(f"question_type is {question_type!r}; accepted: multi-choice, free-form")
-    usual: Tree = {
-        "problem": question,
-        "answer": answer,
-        "answer_kind": "judged",
-        "cluster": text(row, "problem_index"),
-        "categories": {
-            **_categories(row, "problem_version", "question_type"),
-            **_categories(_metadata(row), "subject", "subfield"),
-        },
-    }
-    if question_type == "multi-choice":
-        options = _mathverse_options(question)
-        # A few answers are the text of an option, which some versions show only in the image.
-        kind = "choice" if chosen(answer, options) else "text"
-        usual |= {"answer_kind": kind, "choices": options}
-    return usual
-
-
-def hallusionbench(row: Fields) -> Tree:
-    written_answer = _number_text(row, "gt_answer")
-    answer = {"false": "0", "true": "1"}.get(written_answer, written_answer)
-    if answer not in ("0", "1"):
-        raise DataError(f"gt_answer is {answer!r}; accepted: 0 (no) and 1 (yes)")
-    category = text(row, "category")
-    subcategory = text(row, "subcategory")
-    figure = _number_text(row, "figure_id")
-    of_set = f"{category}/{subcategory}/{_number_text(row, 'set_id')}"
-    has_figure = not (category == "VS" and figure == "0")
-    return {
-        "problem": f"{text(row, 'question')}\nAnswer with yes or no.",
-        "answer": "yes" if answer == "1" else "no",
-        "answer_kind": "yes_no",
-        "cluster": of_set,
-        "categories": {"category": [category], "subcategory": [f"{category} {subcategory}"]},
-        "groups": {
-            "question": f"{of_set}/{_number_text(row, 'question_id')}",
-            "figure": f"{of_set}/{figure}" if has_figure else "",
-        },
     }
 
 
@@ -320,11 +242,6 @@ def text(row: Fields, column: str) -> str:
     if not cell:
         raise DataError(f"column '{column}' is empty")
     return cell
-
-
-def _number_text(row: Fields, column: str) -> str:
-    """Returns a cell as text, without the `.0` that a table with empty cells adds to whole numbers."""
-    return text(row, column).removesuffix(".0")
 
 
 def optional_text(row: Fields, column: str) -> str:
@@ -377,21 +294,6 @@ def _choices(answer: str, options: Sequence[str]) -> list[str]:
     if not chosen(answer):
         raise DataError(f"the answer {answer!r} names none of the options")
     return []
-
-
-def _mathverse_options(question: str) -> list[str]:
-    """Returns the options that follow a line `Choices:`; empty unless they run from A."""
-    *_, below = _MATHVERSE_OPTIONS.split(question)
-    letters = ""
-    options: list[str] = []
-    for line in below.splitlines():
-        match = _MATHVERSE_OPTION.match(line)
-        if match is not None:
-            letters += match[1]
-            options.append(match[2].strip())
-    if len(options) < 2 or letters != LETTERS[: len(options)]:
-        return []
-    return options
 
 
 def _categories(row: Fields, *columns: str) -> dict[str, list[str]]:

@@ -60,12 +60,11 @@ def with_protocol(options: Mapping[str, str], settings: Sequence[str]) -> list[s
 class Rules:
     """How benchmarks are asked and graded, beyond the configuration; a user's own data is not affected.
 
-    Responses to problems that only a judge can grade are not sampled without a `judge`, unless `asks_all`.
+    Problems that only a judge can grade are left out without a `judge`.
     """
 
     is_lmms: bool = False  # prompts of lmms-eval, and its first <answer>
     judge: Fields | None = None  # arguments of `cepo.rewards.judge.compute_score`
-    asks_all: bool = False
 
 
 def rules_of(options: Mapping[str, str]) -> Rules:
@@ -81,5 +80,4 @@ def rules_of(options: Mapping[str, str]) -> Rules:
     return Rules(
         is_lmms=options.get("protocol") == "lmms",
         judge=None if address is None else {"base_url": address, "model": model},
-        asks_all=options.get("export") == "lmms",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.evaluation.statistics import Row, macro_average
-from cepo.files.safe_files import read_objects
+from cepo.files.safe_files import read_json, read_objects
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.writing import write_atomically
 
@@ -27,13 +27,14 @@ def write_results(folder: Path, description: Fields, benchmarks: Fields) -> Tree
     return results
 
 
-def results_file(folder: Path) -> Path:
-    """Returns an evaluation's file of results; raises `DataError` if it is not finished."""
-    if not (folder / RESULTS_FILE).is_file():
+def read_results(folder: Path) -> Tree:
+    """Returns the content of evaluation.json; raises `DataError` if the evaluation is not finished, or it is damaged."""
+    path = folder / RESULTS_FILE
+    if not path.is_file():
         raise DataError(
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
         )
-    return folder / RESULTS_FILE
+    return read_json(path, dict, within=folder)
 
 
 def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
@@ -48,7 +49,7 @@ def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
 
 def read_rows(folder: Path) -> dict[str, list[Row]]:
     """Returns an evaluation's graded responses by benchmark, without ungraded ones; raises `DataError` if it is not finished."""
-    results_file(folder)
+    read_results(folder)
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in read_objects(folder / GENERATIONS_FILE, within=folder):
         if "correct" in row and row["correct"] is None:  # a judge was needed and gave no verdict

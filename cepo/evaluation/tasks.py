@@ -18,7 +18,6 @@ from cepo.data.row_settings import RowRules
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation.benchmark_names import NamedSource, is_name
 from cepo.evaluation.benchmarks import Benchmark, converted, opened
-from cepo.evaluation.lmms import LMMS_TASKS
 from cepo.evaluation.protocols import Rules
 from cepo.evaluation.results import free_name
 from cepo.files.temp_folders import OwnFolder
@@ -53,8 +52,7 @@ class Task:
     name: str
     problems: ProblemSet
     benchmark: Benchmark | None
-    num_rows: int  # of the source, those that are left out included
-    num_judged: int = 0  # of these, rows that only a judge can grade
+    num_judged: int = 0  # rows of the source that only a judge can grade
 
 
 def read_task(
@@ -93,7 +91,6 @@ def read_task(
         name=free_name(name, lambda taken: taken in taken_names),
         problems=problems,
         benchmark=benchmark,
-        num_rows=len(rows),
         num_judged=num_judged,
     )
 
@@ -120,19 +117,15 @@ def graded_rows(
     """Yields one row per response, in the problems' order; calls `on_progress` with the number of finished problems.
 
     A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `choices` (the options'
-    texts), `categories`, `groups`, `sample`, `problem`, `image` (small, with the first sample), `ground_truth`,
+    texts), `categories`, `sample`, `problem`, `image` (small, with the first sample), `ground_truth`,
     `response`, `answer` (as extracted, or None), `correct` (None if only a judge can tell and there is no verdict),
     `length` in tokens, `finished` and `scores`.
     """
     settings = validation_settings(config.worker.rollout, config.data.max_response_length)
-    if rules.is_lmms and task.benchmark is not None:
-        limit = min(settings.max_response_length, LMMS_TASKS[task.benchmark.name].max_new_tokens)
-        settings = dataclasses.replace(settings, max_response_length=limit)
-    asks_judged = rules.judge is not None or rules.asks_all
     size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
     for start in range(0, len(task.problems), size):
         batch: Sequence[Problem] = task.problems[start : start + size]
-        problems = [problem for problem in batch if asks_judged or not _is_judged(task, problem)]
+        problems = [problem for problem in batch if rules.judge is not None or not _is_judged(task, problem)]
         if problems:
             rollouts = sampler.sample(problems, generator, settings, step=VALIDATION_STEP)
             answers = None if task.benchmark else sampler.answers(rollouts)
@@ -166,7 +159,6 @@ def _rows_of_problem(
             "kind": kind,
             "choices": choices,
             "categories": {name: values for name, values in categories.items() if values},
-            "groups": dict(columns.get("groups") or {}),
             "sample": sample,
             "problem": problem.text,
             "image": thumbnail(problem.images) if sample == 0 else None,

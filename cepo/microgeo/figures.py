@@ -94,10 +94,15 @@ def _draw_ticked_bar(pen: _Pen, rng: random.Random, *, num_parts: int) -> None:
     bar_left = rng.uniform(4, 6)
     bar_right = 64 - rng.uniform(4, 6)
     middle = 32 + rng.uniform(-4, 4)
-    pen.filled_rectangle((bar_left, middle - 6), (bar_right, middle + 6))
+    bar_width = bar_right - bar_left
+    top_left = (bar_left, middle - 6)
+    bottom_right = (bar_right, middle + 6)
+    pen.filled_rectangle(top_left, bottom_right)
     for number in range(num_parts + 1):
-        x = bar_left + (bar_right - bar_left) * number / num_parts
-        pen.ink_rectangle((x - 1.5, middle - 14), (x + 1.5, middle + 14))
+        x = bar_left + bar_width * number / num_parts
+        top_left = (x - 1.5, middle - 14)
+        bottom_right = (x + 1.5, middle + 14)
+        pen.ink_rectangle(top_left, bottom_right)
 
 
 def _draw_open_fence(pen: _Pen, rng: random.Random, *, open_dimension: str) -> None:

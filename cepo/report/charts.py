@@ -1,126 +1,35 @@
-"""Says which charts a run has: their titles, units and metrics, the bands of their curves, and what metrics mean."""
+"""The charts of a run, which `assets/charts.toml` lists with what metrics mean, and the bands of their curves."""
 
 from __future__ import annotations
 
 import itertools
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cepo.metrics import wilson_interval
 from cepo.report.drawing import Chart, Series
-from cepo.report.html_page import Section
+from cepo.report.html_page import ASSETS, Section
 from cepo.report.recorded_run import COUNTS
-from cepo.run_folder.layout import STAGES
 
 Curves = Mapping[str, Mapping[int, float]]
 """Metrics by name and step."""
 LEARNING = "Learning"
 LENGTH = "Response length"
 HELD_OUT = "Held-out accuracy"
-_SHARE = "fraction of tokens"
-_NATS = "nats per token"
-_STAGES_BETWEEN_STEPS = ("validate", "save")
-_STAGES_OF_A_STEP = [stage for stage in STAGES if stage not in _STAGES_BETWEEN_STEPS]
-_DEVIATION = "the band is one standard deviation"
-_ACCURACIES = "val/accuracy val/greedy_accuracy val/blind_accuracy"
-_REWARDS = "reward/mean reward/(?!(mean|std|max|min|correct|num_raised|num_timed_out)$).*"
-CHARTS = {
-    LEARNING: (
-        (HELD_OUT, "fraction right", _ACCURACIES, "the band is one standard error (Wilson)"),
-        ("Headroom of sampling", "fraction of problems", "val/headroom", ""),
-        ("Reward", "per response", _REWARDS, _DEVIATION),
-        ("Training accuracy", "fraction right", "reward/correct", ""),
-        (LENGTH, "tokens", "response_length/mean", "the band reaches from the shortest to the longest"),
-        ("Responses cut by the length limit", "fraction", "response_length/clip_ratio", ""),
-    ),
-    "Evidence": (
-        ("Delta", _NATS, "evidence/delta_mean_(right|wrong)", f"{_DEVIATION} over tokens"),
-        ("Evidence fractions", _SHARE, "evidence/(positive|negative)_fraction", ""),
-        ("Lambda", "mixing weight", "evidence/lambda", ""),
-        ("Delta by sign of A", _NATS, "evidence/delta_mean_.*_advantage", ""),
-        ("Weight clip rates", _SHARE, "evidence/clip_.*_rate", ""),
-        ("Mean weight", "weight", "evidence/weight_mean", ""),
-        ("Open gates", _SHARE, "evidence/open_fraction", ""),
-        ("Noise of the contrast", _NATS, "evidence/noise", ""),
-        ("Evidence against the advantage", _SHARE, "evidence/disagreement_rate", ""),
-        ("Divergence", _NATS, "distillation/divergence", ""),
-    ),
-    "Groups and references": (
-        ("Group composition", "fraction of groups", "groups/(mixed|all_right|all_wrong)", ""),
-        ("References shown", "fraction of rows that learn", "references/.*_used", ""),
-        ("Fallbacks", "fraction", "references/.*(?<!_used)", ""),
-    ),
-    "Leak probe": (
-        ("Log-prob gained from seeing the answer", _NATS, "leak/hint_gap_.*", "held-out responses"),
-        ("The same, of whole responses", "nats per response", "leak/log_likelihood_gap", "held-out responses"),
-        ("Responses that mention an answer nobody gave", "fraction", "leak/mention_fraction", "held-out responses"),
-    ),
-    "Optimisation": (
-        ("Policy loss", "loss", "actor/pg_loss actor/distillation_loss", ""),
-        ("Gradient norm", "norm before clipping", "actor/grad_norm", ""),
-        ("Entropy", _NATS, "rollout/entropy actor/live_entropy", ""),
-        ("KL", _NATS, "critic/kl actor/kl_loss actor/live_ppo_kl", ""),
-        ("Ratio clip rate", _SHARE, "actor/pg_clipfrac_.*", ""),
-        ("Learning rate", "rate", "(actor|critic)/lr", ""),
-        ("Log-prob gap of engine and trainer", "nats", "rollout/log_prob_gap_.*", ""),
-    ),
-    "Time and memory": (
-        ("Seconds of each stage", "seconds", " ".join(f"timing_s/{stage}" for stage in _STAGES_OF_A_STEP), ""),
-        ("Seconds between steps", "seconds", " ".join(f"timing_s/{stage}" for stage in _STAGES_BETWEEN_STEPS), ""),
-        ("Tokens of each stage", "tokens", " ".join(f"tokens/{stage}" for stage in STAGES), ""),
-        ("Seconds of a step", "seconds", "timing_s/step", ""),
-        ("Memory", "GiB", "perf/.*", ""),
-    ),
-}
-"""By heading: title, unit, expressions for the names of the metrics, and a note on the band."""
-_GAP = "log-prob with the answer in the context minus without it"
-_DELTA = "mean of delta, the evidence of a token"
-_KL = "distance from the reference model, as"
-_WORDS = {
-    "val/accuracy": ("sampled", "at the temperature of validation"),
-    "val/greedy_accuracy": ("greedy", "the likeliest token at each place"),
-    "val/blind_accuracy": ("blind", "sampled, with black images"),
-    "val/headroom": ("headroom", "problems that some sample solves, less those that the greedy response solves"),
-    "reward/correct": ("right", "share of the sampled responses"),
-    "actor/pg_loss": ("policy loss", "mean over the optimizer steps"),
-    "actor/distillation_loss": ("distillation loss", "mean over the optimizer steps"),
-    "actor/grad_norm": ("gradient norm", "before clipping, mean over the optimizer steps"),
-    "actor/live_entropy": ("of the trainer", "entropy over the tokens of rows that got an update pass"),
-    "rollout/entropy": ("of the sampler", "mean of -log P over all sampled tokens, at temperature 1"),
-    "critic/kl": ("in the reward", f"{_KL} the reward's penalty"),
-    "actor/kl_loss": ("in the loss", f"{_KL} a term of the loss"),
-    "actor/live_ppo_kl": ("old to new policy", "over the tokens of rows that got an update pass"),
-    "actor/pg_clipfrac_(higher|lower)": ("beyond the {} limit", "tokens whose ratio of probabilities is clipped there"),
-    "(actor|critic)/lr": ("{}", "learning rate"),
-    "rollout/log_prob_gap_(.*)": ("{}", "difference of a token's log-prob between sampler and trainer"),
-    "evidence/delta_mean_(right|wrong)": ("{} rollouts", _DELTA),
-    "evidence/delta_mean_(positive|negative)_advantage": ("{} advantage", _DELTA),
-    "evidence/positive_fraction": ("for a right answer", "tokens likelier with a right answer in view than a wrong"),
-    "evidence/negative_fraction": ("for a wrong answer", "tokens likelier with a wrong answer in view than a right"),
-    "evidence/lambda": ("lambda", "share of the evidence's weights in the advantages"),
-    "evidence/clip_(low|high)_rate": ("at the {} limit", "tokens whose weight is clipped there"),
-    "evidence/weight_mean": ("weight", "mean over tokens; 1 is the plain method"),
-    "evidence/open_fraction": ("open", "tokens that keep their whole advantage"),
-    "evidence/noise": ("noise", "standard deviation of delta, by tokens at which it contradicts the outcome"),
-    "evidence/disagreement_rate": ("against", "tokens whose evidence has the other sign than their advantage"),
-    "groups/mixed": ("mixed", "groups with right and wrong responses, from which a group method learns"),
-    "leak/hint_gap_(right|wrong)": ("{} responses", _GAP),
-    "response_length/clip_ratio": ("cut", "responses that reached the length limit"),
-    "perf/cpu_memory_used_gb": ("main memory", "of the trainer's process"),
-}
-"""By expressions for the names of metrics a label, in which {} is the first group, and the definition."""
+_TABLES = tomllib.loads((ASSETS / "charts.toml").read_text(encoding="utf-8"))
 
 
 def planned_charts(known: Sequence[str]) -> Iterator[tuple[Chart, list[str]]]:
     """Yields the charts that can be drawn from the known metrics, without series, each with the names of its metrics."""
-    for heading, charts in CHARTS.items():
-        for title, unit, patterns, note in charts:
-            names: list[str] = []
-            for pattern in patterns.split():
-                names += [name for name in known if re.fullmatch(pattern, name)]
-            if names:
-                yield Chart(title=title, unit=unit, series=(), note=note, heading=heading), names
+    for described in _TABLES["charts"]:
+        chart = Chart(series=(), **{name: text for name, text in described.items() if name != "metrics"})
+        names: list[str] = []
+        for pattern in described["metrics"].split():
+            names += [name for name in known if re.fullmatch(pattern, name)]
+        if names:
+            yield chart, names
 
 
 def charts_of(curves: Curves) -> list[Chart]:
@@ -222,7 +131,7 @@ def _band(curves: Curves, name: str) -> tuple[list[float], list[float]]:
 
 def words(name: str) -> tuple[str, str]:
     """Returns a metric's label and its definition, which ends with its name."""
-    for pattern, (label, meaning) in _WORDS.items():
+    for pattern, (label, meaning) in _TABLES["words"].items():
         match = re.fullmatch(pattern, name)
         if match:
             return label.format(*match.groups()), f"{meaning}; {name}"

@@ -26,7 +26,7 @@ from cepo.report.run_group import (
     labels_of,
     paired_difference,
 )
-from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, terminal_blocks
+from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, terminal_table
 
 _COLUMNS = (
     Column(name="runs"),
@@ -109,7 +109,7 @@ class Comparison:
         parts.append(Text())
         parts.append(replace(self.table(), notes=self.notes).terminal(width))
         if self.differing:
-            parts += terminal_blocks(self.settings_table(), width)
+            parts.append(terminal_table(self.settings_table(), width))
         return Group(*parts)
 
     def settings_table(self) -> list[list[str]]:

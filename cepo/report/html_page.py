@@ -14,7 +14,7 @@ from cepo.report.shown_responses import CreditedResponse
 from cepo.run_folder.writing import write_atomically
 from cepo.terminal.lines import without_controls
 
-_ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parent / "assets"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def write_page(
     """
     return write_template(
         path,
-        _ASSETS / "page.html",
+        ASSETS / "page.html",
         title=title,
         subtitle=subtitle,
         headline=headline,
@@ -140,12 +140,17 @@ def write_page(
 
 
 def write_template(path: Path, template: Path, **values: object) -> Path:
-    """Writes a template with its values, whose texts are escaped, without control characters, and returns the path."""
+    """Writes a template with its values, as `rendered` returns it, and returns the path."""
+    text = rendered(template, **values)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
+    return path
+
+
+def rendered(template: Path, **values: object) -> str:
+    """Returns a template with its values, whose texts are escaped, without control characters."""
     from jinja2 import Environment, FileSystemLoader
 
     loader = FileSystemLoader(template.parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    text = environment.get_template(template.name).render(values)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, without_controls(text).encode())
-    return path
+    return without_controls(environment.get_template(template.name).render(values))

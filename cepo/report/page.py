@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
-from cepo.files.trees import Fields, leaves
+from cepo.files.trees import leaves
 from cepo.report.charts import HELD_OUT, chart_sections, charts_of
 from cepo.report.credit_view import credit_view
 from cepo.report.drawing import save_figure
@@ -20,7 +20,7 @@ from cepo.report.html_page import Section, Table, write_page
 from cepo.report.html_snippet import fragment
 from cepo.report.recorded_run import RunData, as_yaml, load_run
 from cepo.report.samples import Sample, samples_table
-from cepo.report.summary import page_results, result_lines, subtitle, summary_rows
+from cepo.report.summary import accuracies, page_results, subtitle, summary_rows
 from cepo.run_folder.environment import read_environment
 from cepo.run_folder.layout import run_folder_of
 from cepo.run_folder.records import read_generations
@@ -39,8 +39,8 @@ class Run(RunData):
     def _repr_html_(self) -> str:
         """Returns what a notebook shows: the result, and a right and a wrong response with the credit of their tokens."""
         lines = [f"{self.estimator}: {self.name}, step {self.last_step}"]
-        for value, name, change in result_lines(self):
-            lines.append(f"{value} {name}, {change}")
+        for accuracy in accuracies(self):
+            lines.append(f"{accuracy.last} {accuracy.label}, {accuracy.change}")
         summary = "<br>".join(escape(line) for line in lines)
         view = credit_view(self)
         credit = "" if view is None else fragment(view.contrast, image=view.image)
@@ -100,7 +100,7 @@ def _clocks(run: RunData) -> dict[str, dict[int, float]]:
 
 
 def _records(run: RunData) -> Iterator[Section]:
-    samples = _samples_tables(run)
+    samples = list(_samples_tables(run))
     if samples:
         yield Section(title="Samples", tables=samples)
     if run.rows:
@@ -122,25 +122,18 @@ def _versions_table(run: RunData) -> Table:
     return Table(head=["entry", *names_of_starts], rows=rows)
 
 
-def _samples_tables(run: RunData) -> list[Table]:
-    """Returns each problem's responses at the first and at the last validation."""
-    rows = list(read_generations(run.folder))
-    steps = sorted({row["step"] for row in rows})
-    measured: dict[str, list[Sample]] = {}
-    for step in dict.fromkeys([*steps[:1], *steps[-1:]]):
-        rows_of_step = [row for row in rows if row["step"] == step]
-        measured[f"at step {step}"] = list(_samples(rows_of_step))
-    return [samples_table(measured)] if measured else []
-
-
-def _samples(rows: Sequence[Fields]) -> Iterator[Sample]:
-    """Yields the responses of one validation, those to a problem numbered in their order."""
-    num_responses: Counter[str] = Counter()  # so far, by problem
-    for row in rows:
-        problem = row["prompt_id"]
-        number = str(num_responses[problem])
-        num_responses[problem] += 1
-        yield Sample(problem=problem, number=number, is_right=row["accuracy"] >= 0.5, row=row)
+def _samples_tables(run: RunData) -> Iterator[Table]:
+    """Yields a table of each problem's responses at the first and at the last validation, if any are recorded."""
+    samples_of_steps: dict[int, list[Sample]] = defaultdict(list)
+    for row in read_generations(run.folder):
+        sample = Sample(problem=row["prompt_id"], is_right=row["accuracy"] >= 0.5, row=row)
+        samples_of_steps[row["step"]].append(sample)
+    if not samples_of_steps:
+        return
+    shown: dict[str, list[Sample]] = {}
+    for step in (min(samples_of_steps), max(samples_of_steps)):
+        shown[f"at step {step}"] = samples_of_steps[step]
+    yield samples_table(shown)
 
 
 _METRIC_HEADINGS = ("metric", "measured", "first", "last", "lowest", "highest", "mean", "last step")

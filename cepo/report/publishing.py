@@ -15,7 +15,7 @@ from cepo.files.safe_files import irregular_file
 from cepo.files.trees import Fields, is_mapping
 from cepo.report.page import save_curves
 from cepo.report.recorded_run import RunData, load_run
-from cepo.report.summary import result_lines, summary_rows
+from cepo.report.summary import accuracies, summary_rows
 from cepo.run_folder.environment import read_environment
 from cepo.run_folder.layout import CHECKPOINT_PREFIX, CONFIG_FILE, METRICS_FILE
 
@@ -135,7 +135,7 @@ def write_card(actor: Path, folder: Path, *, base_model: str | None, adapter: st
         f"{weights} of {_public(base_model) or 'a model'}, trained with [cepo](https://arxiv.org/abs/2605.19436) "
         f"{cepo.__version__}{after}.",
         "" if adapter is None else f"The adapter is in `{adapter}`, in PEFT's format.",
-        _section("Result", ((name, f"{last}, {change}") for last, name, change in result_lines(run))),
+        _section("Result", ((kind.label, f"{kind.last}, {kind.change}") for kind in accuracies(run))),
         _section("Data", ((key, _public(run.setting(f"data.{key}"))) for key in ("train_files", "val_files"))),
         _section("Settings", ((key, run.setting(key)) for key in _SETTINGS_NAMED)),
         f"## Curve\n\n![curves]({CURVES_FILE})" if run.rows else "",

@@ -7,6 +7,7 @@ credit view, a share of 1 is white.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ _LEAST_SPAN = 0.1
 _NOTICEABLE = 0.02
 """A word is named only if a share in it exceeds 1 by this."""
 _MOST_WORDS = 3
+_WORD = re.compile(r"[^\W_]+")
 _LONGEST_WORD = 24
 
 
@@ -166,40 +168,25 @@ def _sentence(
 
 
 def _words_singled_out(tokens: Sequence[str], shares: Sequence[float]) -> list[str]:
-    """Returns the words with the tokens of the largest shares, at most three, in the order of the response."""
+    """Returns the words that the largest shares stand in, at most three, in the order of the response."""
     largest_excess = max((share - 1 for share in shares), default=0.0)
     if largest_excess < _NOTICEABLE:
         return []
-    text = "".join(tokens)
+    share_of_word = _shares_of_words(tokens, shares)
+    singled_out = [word for word, share in share_of_word.items() if share - 1 >= largest_excess / 2]
+    named = sorted(singled_out, key=lambda word: -share_of_word[word])[:_MOST_WORDS]
+    return [word for word in singled_out if word in named]
+
+
+def _shares_of_words(tokens: Sequence[str], shares: Sequence[float]) -> dict[str, float]:
+    """Returns for each word of a response the largest share of a token in it, or of one that it is a part of."""
+    share_of_character = numpy.repeat(shares, [len(token) for token in tokens])
     share_of_word: dict[str, float] = {}
-    start = 0
-    for token, share in zip(tokens, shares, strict=True):
-        end = start + len(token)
-        if share - 1 >= largest_excess / 2:
-            word = _word_at(text, start, end)
-            share_of_word[word] = max(share, share_of_word.get(word, 0.0))
-        start = end
-    share_of_word.pop("", None)
-    named = sorted(share_of_word, key=lambda word: -share_of_word[word])[:_MOST_WORDS]
-    return [word for word in share_of_word if word in named]
-
-
-def _word_at(text: str, start: int, end: int) -> str:
-    """Returns a token with the letters and digits that continue it on either side, as "45" for the token "4" in "=45."."""
-    token = text[start:end]
-    if not any(character.isalnum() for character in token):
-        return ""  # a bracket or a backslash tells a reader nothing
-    if token[:1].isalnum():
-        while start > 0 and text[start - 1].isalnum():
-            start -= 1
-    if token[-1:].isalnum():
-        while end < len(text) and text[end].isalnum():
-            end += 1
-    word = text[start:end].strip()
-    if not word:
-        return ""
-    word = visible(word)
-    return word if len(word) <= _LONGEST_WORD else word[: _LONGEST_WORD - 1] + "…"
+    for match in _WORD.finditer("".join(tokens)):
+        share = float(share_of_character[match.start() : match.end()].max())
+        word = match[0] if len(match[0]) <= _LONGEST_WORD else f"{match[0][: _LONGEST_WORD - 1]}…"
+        share_of_word[word] = max(share, share_of_word.get(word, 0.0))
+    return share_of_word
 
 
 def _listed(words: Sequence[str]) -> str:

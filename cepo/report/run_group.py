@@ -5,13 +5,11 @@ The same is all that can change training, apart from seeds, names, paths and log
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 
 from cepo.algorithms.registry import METHODS
 from cepo.config.listing import REQUIRED, settings_of
@@ -41,8 +39,6 @@ _MAY_DIFFER = (
     "trainer.max_restarts",
 )
 _LONGEST_LABEL = 28
-_LARGEST_FOLDER = 50_000_000
-"""Of the folders that are compared by content, such as the built-in toy task's model, whose path names cepo's version."""
 ACCURACY, GREEDY, _ = COUNTS
 _TWO_SIDED_95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -142,7 +138,7 @@ def differing_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def configs_of(runs: Sequence[RunData]) -> list[dict[str, str]]:
-    """Returns the settings of each run as text, with defaults, and what a path names by its content, however it is spelt."""
+    """Returns the settings of each run as text, with defaults; a relative path as another run spells it in full."""
     defaults: dict[str, str] = {}
     for setting in settings_of():
         if setting.default is not REQUIRED and not _is_of_methods(setting.key):
@@ -151,47 +147,12 @@ def configs_of(runs: Sequence[RunData]) -> list[dict[str, str]]:
     for run in runs:
         recorded = {key: as_yaml(value) for key, value in leaves(run.config)}
         configs.append(defaults | recorded)
-    spellings: dict[str, str] = {}  # by key and content, the first spelling of a path
     for config in configs:
         for key, value in config.items():
-            content = _content_of_path(value)
             longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
-            if content:
-                config[key] = spellings.setdefault(f"{key} {content}", value)
-            elif longer:  # a relative path, from a folder that this machine does not know
+            if longer:
                 config[key] = longer[0]
     return configs
-
-
-def _content_of_path(value: str) -> str:
-    """Returns the digest of what a value such as `path` or `path:name` names, with the name; empty if it is no path."""
-    if "/" not in value:
-        return ""
-    path, colon, name = value, "", ""
-    if ":" in value:
-        path, colon, name = value.rpartition(":")
-    content = _content(Path(path))
-    return f"{content}{colon}{name}" if content else ""
-
-
-def _content(path: Path) -> str:
-    """Returns the digest of a file or of a small folder of files, and nothing for what cannot be read here."""
-    digests: list[str] = []
-    try:
-        is_folder = path.is_dir()
-        files = sorted(path.iterdir()) if is_folder else [path]
-        size = sum(file.stat().st_size for file in files)
-        if is_folder and size > _LARGEST_FOLDER:
-            return ""
-        if not all(file.is_file() for file in files):
-            return ""
-        for file in files:
-            with file.open("rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-            digests.append(f"{file.name} {digest}" if is_folder else digest)
-    except OSError:
-        return ""
-    return " ".join(digests)
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:

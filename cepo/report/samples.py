@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -16,13 +17,12 @@ _MOST_CHARACTERS = 5_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A graded response. `problem` and `number` say which response to which problem it is; `row` is the recorded one.
+    """A graded response to `problem`, an identifier; `row` is the recorded one.
 
     `found` is the answer that was found in it, and None if that is not recorded.
     """
 
     problem: str
-    number: str
     is_right: bool
     row: Fields
     found: str | None = None
@@ -35,13 +35,17 @@ class Sample:
 def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
     """Returns the responses of one or two measurements, by their labels, side by side; changed verdicts are first.
 
-    Every response has the image of its problem, though a measurement may have recorded it with one of them alone.
+    The responses to a problem are numbered as recorded (`sample`), or else in their order. Every response has the image of
+    its problem, though a measurement may have recorded it with one of them alone.
     """
-    responses: dict[tuple[str, str], dict[str, Sample]] = {}  # one response in each measurement, by label
+    responses: dict[tuple[str, int], dict[str, Sample]] = {}  # one response in each measurement, by label
     images: dict[str, str] = {}  # by problem
     for label, samples in measured.items():
+        num_responses: Counter[str] = Counter()  # so far, by problem
         for sample in samples:
-            responses.setdefault((sample.problem, sample.number), {})[label] = sample
+            number = sample.row.get("sample", num_responses[sample.problem])
+            num_responses[sample.problem] += 1
+            responses.setdefault((sample.problem, number), {})[label] = sample
             image = sample.text("image")
             if THUMBNAIL.fullmatch(image):
                 images.setdefault(sample.problem, image)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.box import SIMPLE
-from rich.cells import cell_len
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -22,8 +21,7 @@ from cepo.run_folder.writing import write_atomically
 
 TABLE_FORMATS = (".md", ".tex", ".csv", ".json")
 NOTHING = "–"
-_WIDEST = 18
-"""Largest width of a column on a terminal, if there are more than fit."""
+_UNBOUNDED = 100_000
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -194,18 +192,15 @@ class ScoreTable:
         return {"title": self.title, "columns": names, "rows": rows, "notes": list(self.notes)}
 
     def terminal(self, width: int = 80) -> Group:
-        """Returns the table in rich's form; if it is too wide, rows become columns, in blocks that fit."""
+        """Returns the table in rich's form."""
         lines: list[Sequence[str]] = []
         for line in self.lines():
             if any(line):
                 missing_cells = len(self.columns) + 1 - len(line)
                 lines.append(line + [""] * missing_cells)
-        if len(self.columns) > _columns_beside(lines, width):
-            lines = list(zip(*lines, strict=True))
-        blocks = terminal_blocks(lines, width)
         notes = [Text(note) for note in self.notes]
         head = [Text(self.headline, style="bold"), Text()] if self.headline else []
-        return Group(*head, Text(self.title, style="bold"), *blocks, *notes)
+        return Group(*head, Text(self.title, style="bold"), terminal_table(lines, width), *notes)
 
 
 def _is_best(cell: Cell, column: Column, rows: Sequence[TableRow]) -> bool:
@@ -220,30 +215,24 @@ def _is_best(cell: Cell, column: Column, rows: Sequence[TableRow]) -> bool:
     return len(means) > 1 and cell.mean == max(means)
 
 
-def terminal_blocks(lines: Sequence[Sequence[str]], width: int) -> Iterator[Table]:
-    """Yields a table, given with its head as first line, in blocks of columns that fit into `width` side by side."""
-    count = _columns_beside(lines, width)
-    for start in range(1, len(lines[0]), count):
-        head, *rows = [[line[0], *line[start : start + count]] for line in lines]
-        table = Table(box=SIMPLE, pad_edge=False)
-        table.add_column(Text(head[0]), no_wrap=True)
-        for name in head[1:]:
-            table.add_column(Text(name), justify="right", overflow="fold")
-        for row in rows:
-            table.add_row(*[Text(cell) for cell in row])
-        yield table
+def terminal_table(lines: Sequence[Sequence[str]], width: int) -> Table:
+    """Returns a table, given with its head as first line; if it is wider than `width` and has few rows, they are columns."""
+    table = _rich_table(lines)
+    is_too_wide = Console(width=_UNBOUNDED).measure(table).maximum > width
+    if is_too_wide and len(lines) < len(lines[0]):
+        return _rich_table(list(zip(*lines, strict=True)))
+    return table
 
 
-def _columns_beside(lines: Sequence[Sequence[str]], width: int) -> int:
-    """Returns how many columns fit beside the first one; longer values are folded."""
-    width_of_names = 0
-    longest_cell = 0
-    for line in lines:
-        width_of_names = max(width_of_names, cell_len(line[0]))
-        for cell in line[1:]:
-            longest_cell = max(longest_cell, cell_len(cell))
-    width_of_column = min(longest_cell, _WIDEST) + 2
-    return max(1, (width - 2 - width_of_names) // width_of_column)
+def _rich_table(lines: Sequence[Sequence[str]]) -> Table:
+    head, *rows = lines
+    table = Table(box=SIMPLE, pad_edge=False)
+    table.add_column(Text(head[0]), no_wrap=True)
+    for name in head[1:]:
+        table.add_column(Text(name), justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*[Text(cell) for cell in row])
+    return table
 
 
 def write_table(table: ScoreTable, path: Path) -> None:

@@ -50,13 +50,11 @@ def run_summary(run_folder: Path) -> TerminalTable:
 def summary_rows(run: RunData) -> list[tuple[str, str]]:
     """Returns the rows of the summary: quantities and their values as text."""
     rows = [("training steps", str(run.last_step))]
-    lines = result_lines(run)
-    if not lines:
+    for accuracy in accuracies(run):
+        rows.append((accuracy.label, accuracy.last))
+        rows += [("", part) for part in accuracy.change.split(": ")]
+    if len(rows) == 1:
         rows.append(("held-out accuracy", "not measured"))
-    for value, name, change in lines:
-        rows.append((name, value))
-        for part in change.split(": "):
-            rows.append(("", part))
     rows += _evidence_rows(run)
     rows += _time_rows(run)
     return rows
@@ -108,77 +106,69 @@ def subtitle(run: RunData) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Accuracy:
-    """A kind of held-out accuracy at its first and last validation; `change` is None if there was only one."""
+class Accuracy:
+    """A kind of held-out accuracy at its first and last validation, as texts; `points` is empty if there was only one.
+
+    Attributes:
+        last: in percent, with its standard error if `has_error`.
+        start: the first accuracy, or that it was measured once.
+        points: the change in percentage points, with its standard error if that is known.
+    """
 
     label: str
-    first_step: int
-    first: Cell
-    last: Cell
-    change: Cell | None
+    last: str
+    has_error: bool
+    start: str
+    points: str
     is_paired: bool
 
     @property
-    def start(self) -> str:
-        return f"from {_percent(self.first)} at step {self.first_step}"
-
-    @property
-    def points(self) -> str:
-        """The change in percentage points, with its standard error if that is known."""
-        return "" if self.change is None else f"{self.change.percent.text(signed=True)} points"
-
-
-def result_lines(run: RunData) -> list[tuple[str, str, str]]:
-    """Returns of sampled, greedy and blind accuracy its last value with its standard error, its name, and the change."""
-    lines: list[tuple[str, str, str]] = []
-    for accuracy in _accuracies(run):
-        change = f"measured once, at step {accuracy.first_step}"
-        if accuracy.change is not None:
-            pairing = ", paired by problem" if accuracy.is_paired else ""
-            change = f"{accuracy.start}: {accuracy.points}{pairing}"
-        lines.append((_percent(accuracy.last), accuracy.label, change))
-    return lines
+    def change(self) -> str:
+        """The change in one line."""
+        if not self.points:
+            return self.start
+        return f"{self.start}: {self.points}{', paired by problem' if self.is_paired else ''}"
 
 
 def page_results(run: RunData) -> list[Result]:
-    """Returns the accuracies of `result_lines` for a page: the change first, then how it was measured."""
+    """Returns the `accuracies` for a page: the change first, then how it was measured."""
     results: list[Result] = []
-    for accuracy in _accuracies(run):
-        details: list[str] = []
-        if accuracy.change is None:
-            details.append(f"measured once, at step {accuracy.first_step}")
-        else:
-            details.append(accuracy.start)
+    for accuracy in accuracies(run):
+        details = [accuracy.start]
         if accuracy.is_paired:
             details.append("paired by problem")
-        if accuracy.last.error is not None:
+        if accuracy.has_error:
             details.append("± standard error")
         results.append(
-            Result(
-                value=_percent(accuracy.last),
-                name=accuracy.label,
-                change=accuracy.points,
-                details="; ".join(details),
-            )
+            Result(value=accuracy.last, name=accuracy.label, change=accuracy.points, details="; ".join(details))
         )
     return results
 
 
-def _accuracies(run: RunData) -> Iterator[_Accuracy]:
+def accuracies(run: RunData) -> Iterator[Accuracy]:
     """Yields sampled, greedy and blind accuracy, as far as they were measured."""
     labels = (f"accuracy at temperature {run.temperature:g}", "greedy accuracy", "accuracy with black images")
     for name, label in zip(COUNTS, labels, strict=True):
         measured = run.accuracies(name)
         if not measured:
             continue
+        first_step = min(measured)
+        last = measured[max(measured)]
+        start = f"measured once, at step {first_step}"
+        points = ""
+        is_paired = False
         change = accuracy_change(run, name)
-        yield _Accuracy(
+        if change is not None:
+            difference, is_paired = change
+            start = f"from {_percent(measured[first_step])} at step {first_step}"
+            points = f"{difference.percent.text(signed=True)} points"
+        yield Accuracy(
             label=label,
-            first_step=next(iter(measured)),
-            first=next(iter(measured.values())),
-            last=list(measured.values())[-1],
-            change=None if change is None else change[0],
-            is_paired=change is not None and change[1],
+            last=_percent(last),
+            has_error=last.error is not None,
+            start=start,
+            points=points,
+            is_paired=is_paired,
         )
 
 

@@ -6,16 +6,19 @@ Each row is a response, its gold answer, our verdict and theirs. The rules of bo
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from evaluation_folders import evaluation
+from evaluation_folders import evaluation, graded
 
 from cepo.errors import DataError
+from cepo.evaluation.benchmark_names import TITLES
 from cepo.evaluation.comparison import score_table
 from cepo.report.score_tables import Cell
 from cepo.rewards.benchmark import compute_score, kind_of
-from lab.harness import harness_score
+from lab.harness import TASKS, exported_log, harness_score
 from lab.harness import main as harness
 
 PAPER = str(Path(__file__).parents[1] / "paper.json")
@@ -179,3 +182,47 @@ def test_evaluations_are_graded_by_lmms_evals_rules(tmp_path: Path, capsys: pyte
     file.write_text(file.read_text("utf-8").replace('"choices":', '"others":'), encoding="utf-8")
     with pytest.raises(DataError, match="older than the column of options"):
         harness([str(first)])
+
+
+def test_each_benchmark_has_a_task_of_its_own() -> None:
+    assert sorted(TASKS) == sorted(TITLES)
+    assert len(set(TASKS.values())) == len(TASKS)
+
+
+class FromLog:
+    """Reads a log as lmms-eval's model `from_log` does: the first response of each `doc_id` of a task."""
+
+    def __init__(self, file: Path) -> None:
+        log: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        assert log["args"]["limit"] is None
+        self.task = log["model_configs"]["task"]
+        self.responses = {record["doc_id"]: record["resps"][0] for record in log["logs"]}
+
+    def generate(self, doc_id: int) -> str:
+        return self.responses[doc_id][0]
+
+
+def test_an_export_has_a_response_to_every_row(tmp_path: Path) -> None:
+    """Of 3 rows, the second was left out; the third has 2 responses, of which the first is scored."""
+    rows = [graded(0, True), graded(2, True), graded(2, False, response="other")]
+    log = exported_log(TASKS["wemath"], rows, num_rows=3, model="org/model")
+    file = tmp_path / "log.json"
+    file.write_text(json.dumps(log))
+    read = FromLog(file)
+    assert read.task == "wemath_testmini_reasoning"
+    assert [read.generate(number) for number in range(3)] == [r"\boxed{1}", "", r"\boxed{1}"]
+    assert log["logs"][2]["resps"] == [[r"\boxed{1}", "other"]]
+    assert log["logs"][2]["filtered_resps"] == [r"\boxed{1}"]
+    assert log["logs"][2]["target"] == "1"
+
+
+def test_an_evaluations_logs_have_the_rows_that_were_left_out(tmp_path: Path) -> None:
+    """Of 4 rows, 2 were graded, one was too long and one needed a judge."""
+    folder = evaluation(tmp_path / "first", "10")
+    results = json.loads((folder / "evaluation.json").read_text())
+    counts = {"num_problems": 2, "num_left_out": 1, "num_without_judge": 1}
+    results["benchmarks"]["dynamath"] |= {"benchmark": "dynamath", **counts}
+    (folder / "evaluation.json").write_text(json.dumps(results))
+    assert harness([str(folder), "--logs"]) == 0
+    read = FromLog(folder / "lmms-eval" / "dynamath" / "dynamath_reasoning.json")
+    assert [read.generate(number) for number in range(4)] == [r"\boxed{1}", r"\boxed{0}", "", ""]

@@ -108,15 +108,14 @@ def test_the_area_under_the_curve_counts_pairs() -> None:
 def test_decisive_tokens_of_two_responses_by_hand() -> None:
     """Only A* of -0.5 and 0.3 decide.
 
-    First response, |credit| 1, 4, 1: the decisive second token is above both others, and the largest. Second response,
-    |credit| 2, 2, 2: 1/2 of the pairs, 1 of 3 equals. Of |credit| 12 the two have 4 + 2.
+    First response, |credit| 1, 4, 1: the decisive second token is above both others. Second response, |credit| 2, 2, 2:
+    1/2 of the pairs. Of |credit| 12 the two have 4 + 2.
     """
     credit = numpy.array([0.1, -0.5, 0.0, 0.3, 0.1, 0.0])
     given = numpy.array([1.0, -4.0, 1.0, -2.0, 2.0, 2.0])
     truth = truth_of(numpy.zeros(6), credit, tokens=3)
     found = values_of(agreement.credit_figures(truth, given, seed=0))
     assert found["auroc"] == pytest.approx((1.0 + 0.5) / 2)
-    assert found["top_hit"] == pytest.approx((1.0 + 1 / 3) / 2)
     assert found["share_on_decisive"] == pytest.approx(6 / 12)
 
 
@@ -136,16 +135,6 @@ def test_halves_without_agreement_give_no_correction() -> None:
     truth = truth_of(numpy.zeros(4), numpy.array([1.0, -1.0, 1.0, -1.0]), tokens=2)
     opposed = numpy.array([truth.credit, -truth.credit])
     assert numpy.isnan(agreement.noise_corrected(numpy.array([0.0, 1.0, 2.0, 3.0]), truth.credit, opposed))
-
-
-def test_calibration_is_the_mean_gap_in_tenths() -> None:
-    """Beliefs 0.12 and 0.18 with mean truth 0.45, and 1.0 with truth 1: gaps 0.3, 0.3 and 0, hence 0.2."""
-    value = numpy.array([0.4, 0.5, 1.0])
-    truth = truth_of(value, numpy.zeros(3), tokens=3)
-    believed = numpy.array([0.12, 0.18, 1.0])
-    points = agreement.calibration(believed, value)
-    assert [(point["num_tokens"], round(point["believed"], 6)) for point in points] == [(2, 0.15), (1, 1.0)]
-    assert agreement.value_figures(truth, believed, seed=0)["calibration_error"]["value"] == pytest.approx(0.2)
 
 
 def test_contrast_to_noise_by_hand() -> None:

@@ -16,10 +16,8 @@ from cepo.evaluation.benchmarks import BENCHMARKS
     [
         ("mathvista:AI4Math/MathVista@testmini", "mathvista", "AI4Math/MathVista@testmini"),
         ("MathVista: rows.parquet ", "mathvista", "rows.parquet"),
-        ("mmmu-pro:rows.parquet", "mmmu_pro", "rows.parquet"),
-        ("MMMU_Pro:rows.parquet", "mmmu_pro", "rows.parquet"),
-        ("mmmupro:rows.parquet", "mmmu_pro", "rows.parquet"),
-        ("Hallusion-Bench:rows.parquet@train[:3]", "hallusionbench", "rows.parquet@train[:3]"),
+        ("math-vision:rows.parquet", "mathvision", "rows.parquet"),
+        ("Math_Vision:rows.parquet@train[:3]", "mathvision", "rows.parquet@train[:3]"),
         ("We_Math:a:b.parquet", "wemath", "a:b.parquet"),
         ("org/rows@test", None, "org/rows@test"),
         ("rows.parquet", None, "rows.parquet"),
@@ -60,5 +58,5 @@ def test_a_wrong_name_is_refused_with_those_there_are(written: str, words: str) 
 
 def test_each_benchmark_has_a_title_and_each_title_a_format() -> None:
     assert [benchmark.name for benchmark in BENCHMARKS] == sorted(TITLES)
-    assert is_name("MMMU-Pro")
+    assert is_name("Math-Vision")
     assert not is_name("mmmu_val")

@@ -22,6 +22,7 @@ from cepo.report.page import write_report
 from cepo.report.recorded_run import RunData, load_run
 from cepo.report.score_tables import Cell
 from cepo.report.summary import accuracy_change, run_summary
+from cepo.run_folder.layout import STAGES
 from cepo.run_folder.writing import encode_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -199,3 +200,10 @@ def test_each_figure_of_the_leak_probe_has_its_own_unit() -> None:
     """As docs/methods.md defines them: gaps per token, a gap per response, and a share of responses."""
     found = {name: chart.unit for chart, names in planned_charts(sorted(LEAK)) for name in names}
     assert found == LEAK
+
+
+def test_every_stage_has_its_seconds_and_tokens_in_a_chart() -> None:
+    """The data file of the charts lists the stages anew: a stage that is missing there would be drawn nowhere."""
+    known = [f"{measure}/{stage}" for measure in ("timing_s", "tokens") for stage in STAGES]
+    drawn = {name for _, names in planned_charts(known) for name in names}
+    assert drawn == set(known)

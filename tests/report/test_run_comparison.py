@@ -173,30 +173,20 @@ def test_learning_rates_of_one_method_are_settings_of_their_own(tmp_path: Path) 
 
 
 def test_only_what_can_change_training_tells_runs_apart(tmp_path: Path) -> None:
-    """Records, the spelling of a path, an equal file or folder elsewhere and a default that is written out make no setting.
-
-    The built-in toy task's model is such a folder, whose path names cepo's version.
-    """
-    for name in ("here", "there"):
-        (tmp_path / name / "model").mkdir(parents=True)
-        (tmp_path / name / "model" / "config.json").write_text("{}")
-        (tmp_path / name / "reward.py").write_text("def score(): ...\n")
+    """Records, a relative path beside the same in full and a default that is written out make no setting."""
     written = "  rollouts_to_log: 0\n  save_freq: 5\n  find_last_checkpoint: false\n  total_epochs: 15\n"
     paths = (
         "worker:\n  reward:\n    reward_function: {0}/reward.py:score\n  actor:\n    model:\n"
-        "      model_path: {0}/model\n      tokenizer_path: {1}\n"
+        "      model_path: {0}/{1}\n"
     )
     folders = [
-        method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4), paths.format(tmp_path / "here", "models/small")),
-        method_run(
-            tmp_path / "b", "cepo", 1, (0.3, 0.4), written + paths.format(tmp_path / "there", "/x/models/small")
-        ),
+        method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4), paths.format("mine", "models/small")),
+        method_run(tmp_path / "b", "cepo", 1, (0.3, 0.4), written + paths.format("/home/mine", "models/small")),
     ]
     comparison = compare_runs(folders)
     assert (comparison.differing, [setting.label for setting in comparison.settings]) == ({}, ["cepo"])
-    (tmp_path / "there" / "reward.py").write_text("def score(): return 1\n")
-    (tmp_path / "there" / "model" / "weights").mkdir()  # a folder of more than files counts by its path
-    assert list(compare_runs(folders).differing) == ["worker.actor.model.model_path", "worker.reward.reward_function"]
+    other = method_run(tmp_path / "c", "cepo", 2, (0.3, 0.4), paths.format("/home/mine", "models/large"))
+    assert list(compare_runs([*folders, other]).differing) == ["worker.actor.model.model_path"]
 
 
 def test_runs_that_differ_much_are_numbered_and_fit_80_columns(

@@ -10,21 +10,6 @@ from typing import ClassVar, Protocol
 from cepo.run_folder.trace import GroupRecord
 
 
-class TrackedCredit(Protocol):
-    """The credit of the tokens of a right and a wrong response, as a tracker shows it."""
-
-    @property
-    def step(self) -> int: ...
-
-    def html(self) -> str:
-        """Returns both responses with coloured tokens, as HTML without scripts."""
-        ...
-
-    def markdown(self) -> str:
-        """Returns both responses as tables of tokens with their numbers."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunDescription:
     """The facts about a run that sinks receive.
@@ -34,7 +19,7 @@ class RunDescription:
         max_steps: number of training steps of the whole run.
         project, experiment: names under which trackers group runs, and of the run there.
         resumed_step: the step of the checkpoint from which the run resumes; None for a new run.
-        credit_of: returns what trackers show of a step's recorded groups under the run's method, None for nothing.
+        credit_of: returns what trackers show of a step's recorded groups under the run's method, as HTML.
     """
 
     folder: Path
@@ -44,7 +29,7 @@ class RunDescription:
     experiment: str = "demo"
     resumed_step: int | None = None
     max_rollouts_mb: int = 256
-    credit_of: Callable[[Sequence[GroupRecord], str], TrackedCredit | None] | None = None
+    credit_of: Callable[[Sequence[GroupRecord], str], str] | None = None
 
 
 class Sink(Protocol):

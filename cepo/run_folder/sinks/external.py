@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import uuid
@@ -17,7 +18,7 @@ import yaml
 from cepo.files.safe_files import read_json
 from cepo.files.trees import Tree
 from cepo.run_folder.layout import SWANLAB_FOLDER, TRACKERS_FILE
-from cepo.run_folder.sinks.base import RunDescription, Sink, TrackedCredit
+from cepo.run_folder.sinks.base import RunDescription, Sink
 from cepo.run_folder.sinks.samples import IMAGE, TrackedSample, tracked_samples
 from cepo.run_folder.trace import GroupRecord
 from cepo.run_folder.writing import write_atomically
@@ -45,21 +46,18 @@ class ExternalSink(Sink):
             self.log_samples(step, tracked_samples(rows))
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        if self._credit_of is None:
+        if self._credit_of is None or not records:
             return
-        credit = self._credit_of(records, self._method)
-        if credit is None:
-            return
-        step = credit.step
+        step = records[0].step
         if self._step_of_credit is None or step - self._step_of_credit >= _STEPS_BETWEEN_CREDIT:
             self._step_of_credit = step
-            self.log_credit(step, credit)
+            self.log_credit(step, self._credit_of(records, self._method))
 
     @abstractmethod
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None: ...
 
-    @abstractmethod
-    def log_credit(self, step: int, credit: TrackedCredit) -> None: ...
+    def log_credit(self, step: int, html: str) -> None:
+        """Logs the credit of two responses; a tracker that shows no HTML has none."""
 
 
 class LibrarySink(ExternalSink):
@@ -74,8 +72,27 @@ class LibrarySink(ExternalSink):
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.log(step, finite_or_nan(values))
 
-    def log_credit(self, step: int, credit: TrackedCredit) -> None:
-        self.log(step, {CREDIT: self.library.Html(credit.html())})
+    def log_credit(self, step: int, html: str) -> None:
+        self.log(step, {CREDIT: self.library.Html(html)})
+
+    def table_rows(self, samples: Sequence[TrackedSample]) -> list[dict[str, Any]]:
+        """Returns a row for each sample by the names of columns, with its image as the library's."""
+        images = self.images(samples)
+        rows: list[dict[str, Any]] = []
+        for sample in samples:
+            image = images.get(sample.image_name)
+            row = {} if image is None else {IMAGE: image}
+            rows.append(row | dict(sample.texts))
+        return rows
+
+    def images(self, samples: Sequence[TrackedSample]) -> dict[str, Any]:
+        """Returns the samples' images as the library's by name, each once."""
+        images: dict[str, Any] = {}
+        for sample in samples:
+            if sample.image is not None and sample.image_name not in images:
+                caption = sample.texts.get("prompt_id", "")
+                images[sample.image_name] = self.library.Image(sample.image, caption=caption)
+        return images
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Logs numbers or media of a step."""
@@ -111,29 +128,15 @@ class WandbSink(LibrarySink):
         self.log(step, {name: float(value) for name, value in values.items()})
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
-        columns: dict[str, None] = {}  # in the order of their first sample
-        for sample in samples:
-            columns.update(dict.fromkeys(sample.texts))
-        images = self._images(samples)
-        table_rows: list[list[Any]] = []
-        for sample in samples:
-            table_row: list[Any] = [sample.texts.get(name, "") for name in columns]
-            if images:
-                table_row.insert(0, images.get(sample.image_name))
-            table_rows.append(table_row)
-        names = [IMAGE, *columns] if images else list(columns)
-        self.log(step, {SAMPLES: self.library.Table(columns=names, data=table_rows)})
+        rows = self.table_rows(samples)
+        columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+        cells: list[list[Any]] = []
+        for row in rows:
+            cells.append([row.get(name) for name in columns])
+        self.log(step, {SAMPLES: self.library.Table(columns=columns, data=cells)})
 
-    def _images(self, samples: Sequence[TrackedSample]) -> dict[str, Any]:
-        """Returns the library's images by name, each once."""
-        images: dict[str, Any] = {}
-        for sample in samples:
-            if sample.image is not None and sample.image_name not in images:
-                images[sample.image_name] = self.library.Image(sample.image)
-        return images
-
-    def log_credit(self, step: int, credit: TrackedCredit) -> None:
-        self.log(step, {CREDIT: self.library.Html(credit.html(), data_is_not_path=True)})
+    def log_credit(self, step: int, html: str) -> None:
+        self.log(step, {CREDIT: self.library.Html(html, data_is_not_path=True)})
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.run.log({STEP_NAME: step, **values})
@@ -161,14 +164,11 @@ class SwanlabSink(LibrarySink):
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
         texts: list[Any] = []
-        images: dict[str, Any] = {}
         for sample in samples:
             lines = [f"{name}: {value}" for name, value in sample.texts.items()]
             texts.append(self.library.Text("\n\n".join(lines)))
-            if sample.image is not None and sample.image_name not in images:
-                caption = sample.texts.get("prompt_id", "")
-                images[sample.image_name] = self.library.Image(sample.image, caption=caption)
         media = {SAMPLES: texts}
+        images = self.images(samples)
         if images:
             media[_SWANLAB_IMAGES] = list(images.values())
         self.log(step, media)
@@ -185,13 +185,7 @@ class TrackioSink(LibrarySink):
         self.start(trackio, run, name, name=name, embed=False, auto_log_cpu=False, auto_log_gpu=False)
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
-        table_rows: list[dict[str, Any]] = []
-        for sample in samples:
-            table_row: dict[str, Any] = dict(sample.texts)
-            if sample.image is not None:
-                table_row[IMAGE] = self.library.Image(sample.image)
-            table_rows.append(table_row)
-        self.log(step, {SAMPLES: self.library.Table(data=table_rows)})
+        self.log(step, {SAMPLES: self.library.Table(data=self.table_rows(samples))})
 
 
 # What trackers know of a run

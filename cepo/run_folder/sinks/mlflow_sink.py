@@ -11,7 +11,7 @@ from typing import Any
 
 from cepo.files.trees import leaves
 from cepo.run_folder.layout import MLFLOW_FOLDER
-from cepo.run_folder.sinks.base import RunDescription, TrackedCredit
+from cepo.run_folder.sinks.base import RunDescription
 from cepo.run_folder.sinks.external import ExternalSink, config_tree, earlier_run, finite_or_nan, remember_run
 from cepo.run_folder.sinks.samples import IMAGE, TrackedSample
 
@@ -71,8 +71,8 @@ class MlflowSink(ExternalSink):
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         self._client.log_text(self._run_id, "".join(lines), f"generations/step_{step}.jsonl")
 
-    def log_credit(self, step: int, credit: TrackedCredit) -> None:
-        self._client.log_text(self._run_id, credit.html(), f"credit/step_{step}.html")
+    def log_credit(self, step: int, html: str) -> None:
+        self._client.log_text(self._run_id, html, f"credit/step_{step}.html")
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy
 
 from cepo.run_folder.layout import TENSORBOARD_FOLDER
-from cepo.run_folder.sinks.base import RunDescription, TrackedCredit
-from cepo.run_folder.sinks.external import CREDIT, ExternalSink
+from cepo.run_folder.sinks.base import RunDescription
+from cepo.run_folder.sinks.external import ExternalSink
 from cepo.run_folder.sinks.samples import TrackedSample
 
 
@@ -38,10 +38,6 @@ class TensorboardSink(ExternalSink):
             self._problems_with_image.add(problem)
             pixels = numpy.asarray(sample.image)  # (height, width, 3)
             self._writer.add_image(tag, pixels, global_step=step, dataformats="HWC")
-        self._writer.flush()
-
-    def log_credit(self, step: int, credit: TrackedCredit) -> None:
-        self._writer.add_text(CREDIT, credit.markdown(), global_step=step)
         self._writer.flush()
 
     def close(self) -> None:
