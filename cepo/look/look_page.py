@@ -18,7 +18,7 @@ from cepo.report.diagnosis import NOTHING_FOUND, Finding, Observed
 from cepo.report.drawing import Chart
 from cepo.report.findings import findings_section
 from cepo.report.html_page import Result, Section, Table, write_page
-from cepo.report.responses import RecordedResponse, ResponseGroup
+from cepo.report.responses import RecordedResponse, ResponseGroup, shortened
 from cepo.report.shown_responses import data_uri, verdict
 
 _MOST_CHARACTERS = 3_000_000
@@ -26,6 +26,7 @@ _MOST_CHARACTERS = 3_000_000
 _MOST_ROWS = 4_000
 _MOST_PICTURES = 40
 _LONGEST = 8_000
+"""Characters of a text that is shown."""
 
 
 def write_look_page(
@@ -88,9 +89,12 @@ def _responses_table(groups: Sequence[ResponseGroup], total: int) -> Table:
     rows: list[Sequence[str | float | Fields]] = []
     for group in groups:
         for response in group.responses:
-            problem: Fields = {"text": _bounded(response.prompt), "picture": _picture(response, pictures)}
+            prompt, truth, text = (
+                shortened(each, _LONGEST) for each in (response.prompt, response.ground_truth, response.response)
+            )
+            problem: Fields = {"text": prompt, "picture": _picture(response, pictures)}
             row = [float(response.step), verdict(response.right), group.state, response.reward, float(response.length)]
-            rows.append([*row, problem, _bounded(response.ground_truth), _bounded(response.response)])
+            rows.append([*row, problem, truth, text])
     return Table(
         head=["step", "verdict", "group", "reward", "length", "problem", "answer", "response"],
         rows=rows,
@@ -114,10 +118,6 @@ def _picture(response: RecordedResponse, pictures: dict[str, str]) -> int | None
         except CepoError:  # an image of another trainer may have been moved; the row is shown without it
             return None
     return list(pictures).index(name) if name in pictures else None
-
-
-def _bounded(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n[…]\n{text[-_LONGEST // 2 :]}"
 
 
 def _groups_table(groups: Sequence[ResponseGroup], total: int) -> Table:

@@ -136,7 +136,9 @@ def _pieces(row: ColouredRow) -> Iterator[_Piece]:
 
 
 def _shown(pieces: Sequence[_Piece]) -> list[_Piece]:
-    """Returns the pieces with a text in at most so many lines, around the strongest one."""
+    """Returns the pieces with a text in at most so many lines, around the strongest one; an empty response has none."""
+    if not pieces:
+        return []
     strongest = max(pieces, key=lambda piece: piece.percent)
     most_above = max(0, pieces[-1].line + 1 - _MOST_LINES)
     start = min(most_above, max(0, strongest.line - _MOST_LINES // 2))

@@ -47,6 +47,8 @@ _EVIDENCE = 3
 _ROUNDING = 1e-9
 _SAMPLED = 2_000
 _LONGEST_PHRASE = 3
+_READ = 8_000
+"""Characters at the end of a response in which phrases are looked for: with 130,000 a page took minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +191,7 @@ def equal_rewards(observed: Observed) -> Finding | None:
 
 def looping(observed: Observed) -> Finding | None:
     """Responses repeat one phrase."""
-    found = [response for response in observed.sample if _LOOP.search(response.response)]
+    found = [response for response in observed.sample if _LOOP.search(response.response[-_READ:])]
     if not found or len(found) < MOST_LOOPING * len(observed.sample):
         return None
     return Finding(
@@ -312,7 +314,7 @@ def phrase_as_reward(observed: Observed) -> Finding | None:
     groups = observed.mixed[-200:]
     if len(groups) < _FEWEST_GROUPS:
         return None
-    found = [[set(_phrases(response.response)) for response in group.responses] for group in groups]
+    found = [[set(_phrases(each.response[-_READ:])) for each in group.responses] for group in groups]
     in_groups = Counter(itertools.chain.from_iterable(set[str]().union(*of_group) for of_group in found))
     common = (phrase for phrase, number in in_groups.items() if 2 * number > len(groups))
     phrases = sorted(common, key=lambda phrase: (len(phrase), phrase))  # of equal correlations the shortest is named

@@ -109,6 +109,16 @@ def test_the_still_picture_is_one_file_without_markup_of_texts(tmp_path: Path) -
     assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8")
 
 
+def test_a_pair_of_empty_responses_is_drawn(tmp_path: Path) -> None:
+    """Policies that end at once have empty responses, of which there is no word to colour."""
+    rows = [{"prompt": "One?", "completion": "", "reward": number % 2} for number in range(4)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    picture = tmp_path / "pair.svg"
+    assert main(["look", str(file), "--out", str(tmp_path / "look.html"), "--image", str(picture)]) == 0
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
 def test_a_still_picture_is_svg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", str(rollouts_file(tmp_path)), "--image", "pair.png"]) == 2
     assert capsys.readouterr().err == "cepo look: --image pair.png: the ending must be .svg\n"
