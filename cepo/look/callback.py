@@ -17,13 +17,7 @@ from transformers import Trainer, TrainerCallback
 from cepo.credit.resources import Scoring
 from cepo.data.batch import ScoringRow
 from cepo.errors import CepoError, ConfigError, DataError
-from cepo.look.contrast import (
-    chosen_groups,
-    config_of_model,
-    contrast_sections,
-    scored_by,
-    text_only,
-)
+from cepo.look.contrast import chosen_groups, config_of_model, contrast_sections, scored_by
 from cepo.look.look_page import write_look_page
 from cepo.look.reading import read_rollouts_of, trl_metrics
 from cepo.models.processing import Processing
@@ -115,7 +109,7 @@ class CreditCallback(TrainerCallback):
         return [*findings_lines(findings), f"page: {folder / 'look.html'}"]
 
     def _contrast(self, observed: Observed, model: Any, processing_class: Any) -> list[Section]:
-        groups = text_only(chosen_groups(observed.groups, responses=self._responses))
+        groups = chosen_groups(observed.groups, responses=self._responses)
         name = str(model.config.name_or_path)
         config = config_of_model(name)
         processing = Processing(name, chat_template=getattr(processing_class, "chat_template", None))

@@ -25,8 +25,6 @@ _MOST_CHARACTERS = 3_000_000
 """Of the responses on a page, with their prompts; of more, groups evenly spread over the run are shown."""
 _MOST_ROWS = 4_000
 _MOST_PICTURES = 40
-_LONGEST = 8_000
-"""Characters of a text that is shown."""
 
 
 def write_look_page(
@@ -64,7 +62,7 @@ def _spread(groups: Sequence[ResponseGroup]) -> Sequence[ResponseGroup]:
     for group in groups:
         rows += len(group.responses)
         for response in group.responses:
-            characters += min(_LONGEST, len(response.response)) + min(_LONGEST, len(response.prompt))
+            characters += len(shortened(response.response)) + len(shortened(response.prompt))
     stride = math.ceil(max(characters / _MOST_CHARACTERS, rows / _MOST_ROWS))
     return groups[:: max(1, stride)]
 
@@ -89,12 +87,9 @@ def _responses_table(groups: Sequence[ResponseGroup], total: int) -> Table:
     rows: list[Sequence[str | float | Fields]] = []
     for group in groups:
         for response in group.responses:
-            prompt, truth, text = (
-                shortened(each, _LONGEST) for each in (response.prompt, response.ground_truth, response.response)
-            )
-            problem: Fields = {"text": prompt, "picture": _picture(response, pictures)}
+            problem: Fields = {"text": shortened(response.prompt), "picture": _picture(response, pictures)}
             row = [float(response.step), verdict(response.right), group.state, response.reward, float(response.length)]
-            rows.append([*row, problem, truth, text])
+            rows.append([*row, problem, shortened(response.ground_truth), shortened(response.response)])
     return Table(
         head=["step", "verdict", "group", "reward", "length", "problem", "answer", "response"],
         rows=rows,

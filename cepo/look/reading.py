@@ -27,7 +27,7 @@ from cepo.files.safe_files import (
     read_text,
     require_within,
 )
-from cepo.files.trees import Fields, Tree
+from cepo.files.trees import Fields
 from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of
 from cepo.report.recorded_run import RunData
 from cepo.report.responses import RecordedResponse
@@ -178,8 +178,7 @@ def _number_in(file: Path) -> int:
     with open_regular(file) as opened, damaged_as(file, "cannot be read"):
         if file.suffix == ".parquet":
             return pyarrow.parquet.read_metadata(opened).num_rows
-        end = b"\n[score]" if file.suffix == ".log" else b"\n"
-        return sum(part.count(end) for part in iter(partial(opened.read, 1 << 20), b""))
+        return sum(part.count(b"\n") for part in iter(partial(opened.read, 1 << 20), b""))
 
 
 def _stride(number: int, most: int) -> int:
@@ -235,25 +234,29 @@ def _easyr1(file: Path, _most: int) -> Iterator[RecordedResponse | None]:
         yield response_of(row, row["step"])
 
 
-def _rows(
-    file: Path, most: int, reader_of: Callable[[Any], Callable[[Tree], RecordedResponse | None]]
-) -> Iterator[RecordedResponse | None]:
+def _rows(file: Path, most: int, *, is_trls: bool) -> Iterator[RecordedResponse | None]:
     """Yields the responses of a Parquet file, which is read without its columns of lists of numbers, which are long.
 
-    `reader_of` returns for the file's schema what turns a row into a response.
+    Of TRL's, every column of floats but the advantage is a reward function's; others have the names of JSON lines.
     """
+    step = _step_of(file)
     with open_regular(file) as opened:
         try:
-            schema = pyarrow.parquet.read_schema(opened)
-            of_row = reader_of(schema)
-            names = [column.name for column in schema if not _is_of_numbers(column.type)]
             content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
+            schema = content.schema_arrow
+            names = [column.name for column in schema if not _is_of_numbers(column.type)]
+            floats = [each.name for each in schema if pyarrow.types.is_floating(each.type) and each.name != "advantage"]
+            if not is_trls:
+                require_names(dict.fromkeys(schema.names), str(file))
             number_of_rows = content.metadata.num_rows
             batches = content.iter_batches(batch_size=_BLOCK, columns=names, use_threads=False)
             stride = _stride(number_of_rows, most)
             for number, batch in enumerate(batches):
                 if number % stride == 0:
-                    block = [of_row(row) for row in batch.to_pylist()]
+                    block = [
+                        response_of(row, step, scores={name: row[name] for name in floats} if is_trls else None)
+                        for row in batch.to_pylist()
+                    ]
                     is_last = (number + 1) * _BLOCK >= number_of_rows
                     ends = {"is_first": number == 0, "is_last": is_last}
                     yield from _whole_groups(block, **ends) if stride > 1 else block
@@ -265,34 +268,12 @@ def _is_of_numbers(kind: Any) -> bool:
     return pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
 
 
-def _trl(file: Path, most: int) -> Iterator[RecordedResponse | None]:
-    """Yields TRL's completions; every column of floats but the advantage is a reward function's."""
-    step = _step_of(file)
-
-    def reader_of(schema: Any) -> Callable[[Tree], RecordedResponse | None]:
-        floats = [each.name for each in schema if pyarrow.types.is_floating(each.type) and each.name != "advantage"]
-        return lambda row: response_of(row, step, scores={name: row[name] for name in floats})
-
-    return _rows(file, most, reader_of)
-
-
-def _table(file: Path, most: int) -> Iterator[RecordedResponse | None]:
-    """Yields the rows of another Parquet file, which has the names of a file of JSON lines."""
-    step = _step_of(file)
-
-    def reader_of(schema: Any) -> Callable[[Tree], RecordedResponse | None]:
-        require_names(dict.fromkeys(schema.names), str(file))
-        return lambda row: response_of(row, step)
-
-    return _rows(file, most, reader_of)
-
-
 def _own(file: Path, _most: int) -> Iterator[RecordedResponse]:
     yield from responses_of_step(file)
 
 
 OWN = Form(name="a run of cepo", pattern=STEP_FILES, read=_own, reads_blocks=False)
-TRL = Form(name="TRL's completions", pattern="completions_*.parquet", read=_trl)
+TRL = Form(name="TRL's completions", pattern="completions_*.parquet", read=partial(_rows, is_trls=True))
 LINES = Form(name="JSON lines", pattern="*.jsonl", read=partial(_lines, _line))
 FORMS = (
     OWN,
@@ -301,7 +282,7 @@ FORMS = (
     Form(name="EasyR1's generations", pattern="generations*.log", read=_easyr1, reads_blocks=False),
     replace(LINES, name="prime-rl's rollouts", pattern="train_rollouts.jsonl"),
     LINES,
-    Form(name="a Parquet table", pattern="*.parquet", read=_table),
+    Form(name="a Parquet table", pattern="*.parquet", read=partial(_rows, is_trls=False)),
 )
 """The forms in the order in which they are looked for: one with names of its own comes before one that many programs write."""
 _NO_ROLLOUTS = (METRICS_FILE, "experiment_log.jsonl", "trainer_log.jsonl")

@@ -115,16 +115,15 @@ def prime_response(row: Fields, step: int) -> RecordedResponse | None:
         return None
     messages = [node["message"] for node in branch]
     rewards: Fields = row.get("rewards") or {}
-    scores = {name: float(score) for name, score in rewards.items() if _number(score) is not None}
-    total = _number(row.get("reward"))
+    scores = {name: number for name, score in rewards.items() if (number := _number(score)) is not None}
     flat: Tree = {
         **{name: row[name] for name in (*_GROUP, "is_truncated") if name in row},
         "prompt": messages[:first],
         "response": messages[first:],
-        "reward": math.fsum(scores.values()) if total is None else total,
+        "reward": _first(row, ("reward",), math.fsum(scores.values())),
+        "acc": _score_of_answer(scores),
     }
-    right = _score_of_answer(scores)
-    return response_of(flat if right is None else {**flat, "acc": right}, step)
+    return response_of(flat, step)
 
 
 def text_of(value: object) -> str:
@@ -133,10 +132,10 @@ def text_of(value: object) -> str:
         return text_of(value.get("content") or value.get("text"))
     if not is_list(value):
         return "" if value is None else str(value)
-    turns = [part for part in value if isinstance(part, dict | str)]
-    if len(turns) > 1 and all(is_dict(turn) and "role" in turn for turn in turns):
+    turns = [part for part in value if is_dict(part) and "role" in part]
+    if len(turns) > 1:
         return "\n".join(f"{turn.get('role')}\n{text_of(turn)}" for turn in turns)
-    return "".join(map(text_of, turns))
+    return "".join(text_of(part) for part in value if isinstance(part, dict | str))
 
 
 def question_of(prompt: str) -> str:

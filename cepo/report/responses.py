@@ -68,7 +68,7 @@ class ResponseGroup:
         return "dead: all wrong" if self.num_right == 0 else "dead: equal rewards"
 
 
-def shortened(text: str, longest: int) -> str:
+def shortened(text: str, longest: int = 8_000) -> str:
     """Returns of a text with more than so many characters the beginning and the end."""
     half = longest // 2
     return text if len(text) <= longest else f"{text[:half]}\n[…]\n{text[-half:]}"
