@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,6 @@ class CreditCallback(TrainerCallback):
         self._every = every
         self._responses = responses
         self._trainer = trainer
-        self._stack = ExitStack()
         self._pool: RewardPool | None = None
         self.seconds = 0.0
         """Seconds of all pages so far."""
@@ -78,8 +76,9 @@ class CreditCallback(TrainerCallback):
         """Writes the last page, and logs what keeps the run from learning."""
         for line in self._write(args, state, objects):
             logger.warning("%s", line)
-        self._stack.close()
-        self._pool = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def _write(self, args: Any, state: Any, objects: dict[str, Any]) -> list[str]:
         """Writes the page, and returns the diagnosis; nothing without completions, or on another process than the first."""
@@ -115,7 +114,6 @@ class CreditCallback(TrainerCallback):
         processing = Processing(name, chat_template=getattr(processing_class, "chat_template", None))
         if self._pool is None:
             self._pool = RewardPool(config.worker.reward)
-            self._stack.callback(self._pool.close)
         session = Scoring(config=config, processing=processing, rewards=self._pool, backend=_LiveModel(model))
         scored = scored_by(session, groups)
         if scored.known is not None:

@@ -15,7 +15,6 @@ from cepo.look.reading import SeenRollouts
 from cepo.look.text_pair import clearest_pair_section
 from cepo.report.charts import LENGTH, chart_sections, charts_of
 from cepo.report.diagnosis import NOTHING_FOUND, Finding, Observed
-from cepo.report.drawing import Chart
 from cepo.report.findings import findings_section
 from cepo.report.html_page import Result, Section, Table, write_page
 from cepo.report.responses import RecordedResponse, ResponseGroup, shortened
@@ -36,10 +35,10 @@ def write_look_page(
     if pair is not None:
         sections.append(pair)
     shown = _spread(observed.groups)
-    charts: list[Chart] = []
-    for chart in charts_of(observed.metrics):
-        unit = "tokens or characters" if chart.title == LENGTH else chart.unit
-        charts.append(replace(chart, unit=unit))
+    charts = [
+        replace(chart, unit="tokens or characters") if chart.title == LENGTH else chart
+        for chart in charts_of(observed.metrics)
+    ]
     return write_page(
         path,
         title=seen.place.resolve().name,
@@ -116,21 +115,18 @@ def _picture(response: RecordedResponse, pictures: dict[str, str]) -> int | None
 
 
 def _groups_table(groups: Sequence[ResponseGroup], total: int) -> Table:
-    rows: list[Sequence[str | float | Fields]] = []
-    for group in groups:
-        rewards = [response.reward for response in group.responses]
-        lengths = [response.length for response in group.responses]
-        rows.append(
-            [
-                float(group.step),
-                group.state,
-                float(len(group.responses)),
-                group.num_right / len(group.responses),
-                statistics.fmean(rewards),
-                statistics.fmean(lengths),
-                group.responses[0].prompt[:300],
-            ]
-        )
+    rows = [
+        [
+            float(group.step),
+            group.state,
+            float(len(group.responses)),
+            group.num_right / len(group.responses),
+            statistics.fmean(response.reward for response in group.responses),
+            statistics.fmean(response.length for response in group.responses),
+            group.responses[0].prompt[:300],
+        ]
+        for group in groups
+    ]
     return Table(
         head=["step", "state", "responses", "share right", "mean reward", "mean length", "problem"],
         rows=rows,

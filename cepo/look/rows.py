@@ -150,13 +150,11 @@ def easyr1_rows(text: str) -> Iterator[Tree]:
     Each validation logs the same problems in the same order; several of them may have the same text and other images.
     """
     entry = re.compile(
-        r"^\[prompt\] (?P<prompt>.*?)^\[output\] (?P<output>.*?)"
-        r"^\[ground_truth\] (?P<ground_truth>.*?)^\[score\] (?P<score>\S+)$",
+        r"^\[prompt\] (?P<prompt>.*?)\n\[output\] (?P<output>.*?)"
+        r"\n\[ground_truth\] (?P<ground_truth>.*?)\n\[score\] (?P<score>\S+)$",
         re.DOTALL | re.MULTILINE,
     )
-    rows: list[Tree] = [
-        {name: value.rstrip("\n") for name, value in match.groupdict().items()} for match in entry.finditer(text)
-    ]
+    rows: list[Tree] = [match.groupdict() for match in entry.finditer(text)]
     problems = [(row["prompt"], row["ground_truth"]) for row in rows]
     period = next((size for size in range(1, len(rows)) if problems[size:] == problems[:-size]), len(rows))
     for number, row in enumerate(rows):

@@ -152,6 +152,14 @@ def test_without_torch_model_says_what_to_install(
     assert capsys.readouterr().err == "cepo look needs torch: pip install 'cepo[cpu]' or 'cepo[gpu]'\n"
 
 
+def test_an_adapter_is_to_be_merged_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TRL saves the adapter alone, and the base that it names needs the user's word."""
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    out = str(tmp_path / "look.html")
+    assert main(["look", str(rollouts_file(tmp_path)), "--model", str(tmp_path), "--out", out]) == 2
+    assert f"merge it first: cepo merge {tmp_path} --base MODEL --out FOLDER" in capsys.readouterr().err
+
+
 def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err == f"cepo look: {tmp_path / 'nothing'} does not exist\n"
