@@ -115,7 +115,11 @@ class Command(click.Command):
             return super().invoke(ctx)
         except self.explained as error:
             print_plain(f"{ctx.command_path}: {error}", to_stderr=True)
-            return _USAGE_ERROR
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            print_plain(f"{ctx.command_path} needs torch: pip install 'cepo[cpu]' or 'cepo[gpu]'", to_stderr=True)
+        return _USAGE_ERROR
 
 
 class Training(Command):

@@ -197,19 +197,24 @@ def read_objects(path: Path, *, within: Path | str | None = None) -> Iterator[Tr
         yield from (row for row, _ in objects_in(path, file))
 
 
-def objects_in(path: Path, file: BinaryIO, number: int = 0) -> Iterator[tuple[Tree, int]]:
+def objects_in(
+    path: Path, file: BinaryIO, number: int = 0, *, reads_open_end: bool = False
+) -> Iterator[tuple[Tree, int]]:
     """Yields the objects of an open file of JSON lines with the lengths of their lines; raises as `read_objects`.
 
-    `number` lines have been read before.
+    `number` lines have been read before. With `reads_open_end`, a last line that lacks only its line feed is read too.
     """
     while line := file.readline(LARGEST_LINE):
         number += 1
-        if not line.endswith(b"\n") and len(line) < LARGEST_LINE:
+        has_open_end = not line.endswith(b"\n") and len(line) < LARGEST_LINE
+        if has_open_end and not reads_open_end:
             return
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
+        if has_open_end and not isinstance(row, dict):
+            return
         if not isinstance(row, dict):
             raise ForeignFileError(
                 path,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,7 @@ from transformers import Trainer, TrainerCallback
 from cepo.credit.resources import Scoring
 from cepo.data.batch import ScoringRow
 from cepo.errors import CepoError, ConfigError, DataError
-from cepo.look.contrast import (
-    chosen_groups,
-    config_of_model,
-    contrast_sections,
-    scored_by,
-    text_only,
-)
+from cepo.look.contrast import chosen_groups, config_of_model, contrast_sections, scored_by
 from cepo.look.look_page import write_look_page
 from cepo.look.reading import read_rollouts_of, trl_metrics
 from cepo.models.processing import Processing
@@ -60,7 +53,6 @@ class CreditCallback(TrainerCallback):
         self._every = every
         self._responses = responses
         self._trainer = trainer
-        self._stack = ExitStack()
         self._pool: RewardPool | None = None
         self.seconds = 0.0
         """Seconds of all pages so far."""
@@ -84,8 +76,9 @@ class CreditCallback(TrainerCallback):
         """Writes the last page, and logs what keeps the run from learning."""
         for line in self._write(args, state, objects):
             logger.warning("%s", line)
-        self._stack.close()
-        self._pool = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def _write(self, args: Any, state: Any, objects: dict[str, Any]) -> list[str]:
         """Writes the page, and returns the diagnosis; nothing without completions, or on another process than the first."""
@@ -115,13 +108,12 @@ class CreditCallback(TrainerCallback):
         return [*findings_lines(findings), f"page: {folder / 'look.html'}"]
 
     def _contrast(self, observed: Observed, model: Any, processing_class: Any) -> list[Section]:
-        groups = text_only(chosen_groups(observed.groups, responses=self._responses))
+        groups = chosen_groups(observed.groups, responses=self._responses)
         name = str(model.config.name_or_path)
         config = config_of_model(name)
         processing = Processing(name, chat_template=getattr(processing_class, "chat_template", None))
         if self._pool is None:
             self._pool = RewardPool(config.worker.reward)
-            self._stack.callback(self._pool.close)
         session = Scoring(config=config, processing=processing, rewards=self._pool, backend=_LiveModel(model))
         scored = scored_by(session, groups)
         if scored.known is not None:

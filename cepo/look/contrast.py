@@ -18,7 +18,7 @@ from cepo.credit.agreement import FIRST_STEP, knowledge, signals_of
 from cepo.credit.resources import Scoring
 from cepo.data.images import open_image
 from cepo.data.prompts import ContextBuilder, Problem
-from cepo.errors import DataError
+from cepo.errors import ConfigError, DataError
 from cepo.files.safe_files import LARGEST_IMAGE, read_bytes
 from cepo.models.processing import load_processing
 from cepo.report.credit_view import beliefs_of
@@ -94,11 +94,6 @@ def chosen_groups(groups: Sequence[ResponseGroup], *, responses: int) -> list[Re
     return of_size[-max(1, responses // size) :]
 
 
-def text_only(groups: Sequence[ResponseGroup]) -> list[ResponseGroup]:
-    """Returns groups without the names of their images, for a model that reads texts."""
-    return [ResponseGroup(responses=[replace(each, images=()) for each in group.responses]) for group in groups]
-
-
 @contextlib.contextmanager
 def opened(model: str, *, longest: int) -> Iterator[Scoring]:
     """Opens a model folder, a hub name or global_step_<N> of a run, in float32 on a processor."""
@@ -106,6 +101,8 @@ def opened(model: str, *, longest: int) -> Iterator[Scoring]:
     settings = [*_SETTINGS, f"data.max_response_length={longest + 1}"]
     if not torch.cuda.is_available():
         settings += ["worker.actor.fsdp.mp_param_dtype=fp32"]
+    if (Path(model) / "adapter_config.json").is_file():
+        raise ConfigError(f"{model} is an adapter; merge it first: cepo merge {model} --base MODEL --out FOLDER")
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
         config, actor_folder = config_of_checkpoint(model, settings)
     else:

@@ -15,17 +15,15 @@ from cepo.look.reading import SeenRollouts
 from cepo.look.text_pair import clearest_pair_section
 from cepo.report.charts import LENGTH, chart_sections, charts_of
 from cepo.report.diagnosis import NOTHING_FOUND, Finding, Observed
-from cepo.report.drawing import Chart
 from cepo.report.findings import findings_section
 from cepo.report.html_page import Result, Section, Table, write_page
-from cepo.report.responses import RecordedResponse, ResponseGroup
+from cepo.report.responses import RecordedResponse, ResponseGroup, shortened
 from cepo.report.shown_responses import data_uri, verdict
 
 _MOST_CHARACTERS = 3_000_000
 """Of the responses on a page, with their prompts; of more, groups evenly spread over the run are shown."""
 _MOST_ROWS = 4_000
 _MOST_PICTURES = 40
-_LONGEST = 8_000
 
 
 def write_look_page(
@@ -37,10 +35,10 @@ def write_look_page(
     if pair is not None:
         sections.append(pair)
     shown = _spread(observed.groups)
-    charts: list[Chart] = []
-    for chart in charts_of(observed.metrics):
-        unit = "tokens or characters" if chart.title == LENGTH else chart.unit
-        charts.append(replace(chart, unit=unit))
+    charts = [
+        replace(chart, unit="tokens or characters") if chart.title == LENGTH else chart
+        for chart in charts_of(observed.metrics)
+    ]
     return write_page(
         path,
         title=seen.place.resolve().name,
@@ -63,7 +61,7 @@ def _spread(groups: Sequence[ResponseGroup]) -> Sequence[ResponseGroup]:
     for group in groups:
         rows += len(group.responses)
         for response in group.responses:
-            characters += min(_LONGEST, len(response.response)) + min(_LONGEST, len(response.prompt))
+            characters += len(shortened(response.response)) + len(shortened(response.prompt))
     stride = math.ceil(max(characters / _MOST_CHARACTERS, rows / _MOST_ROWS))
     return groups[:: max(1, stride)]
 
@@ -88,9 +86,9 @@ def _responses_table(groups: Sequence[ResponseGroup], total: int) -> Table:
     rows: list[Sequence[str | float | Fields]] = []
     for group in groups:
         for response in group.responses:
-            problem: Fields = {"text": _bounded(response.prompt), "picture": _picture(response, pictures)}
+            problem: Fields = {"text": shortened(response.prompt), "picture": _picture(response, pictures)}
             row = [float(response.step), verdict(response.right), group.state, response.reward, float(response.length)]
-            rows.append([*row, problem, _bounded(response.ground_truth), _bounded(response.response)])
+            rows.append([*row, problem, shortened(response.ground_truth), shortened(response.response)])
     return Table(
         head=["step", "verdict", "group", "reward", "length", "problem", "answer", "response"],
         rows=rows,
@@ -116,26 +114,19 @@ def _picture(response: RecordedResponse, pictures: dict[str, str]) -> int | None
     return list(pictures).index(name) if name in pictures else None
 
 
-def _bounded(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n[…]\n{text[-_LONGEST // 2 :]}"
-
-
 def _groups_table(groups: Sequence[ResponseGroup], total: int) -> Table:
-    rows: list[Sequence[str | float | Fields]] = []
-    for group in groups:
-        rewards = [response.reward for response in group.responses]
-        lengths = [response.length for response in group.responses]
-        rows.append(
-            [
-                float(group.step),
-                group.state,
-                float(len(group.responses)),
-                group.num_right / len(group.responses),
-                statistics.fmean(rewards),
-                statistics.fmean(lengths),
-                group.responses[0].prompt[:300],
-            ]
-        )
+    rows = [
+        [
+            float(group.step),
+            group.state,
+            float(len(group.responses)),
+            group.num_right / len(group.responses),
+            statistics.fmean(response.reward for response in group.responses),
+            statistics.fmean(response.length for response in group.responses),
+            group.responses[0].prompt[:300],
+        ]
+        for group in groups
+    ]
     return Table(
         head=["step", "state", "responses", "share right", "mean reward", "mean length", "problem"],
         rows=rows,

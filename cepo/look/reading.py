@@ -17,9 +17,17 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from cepo.errors import DataError
-from cepo.files.safe_files import LARGEST_LINE, damaged_as, objects_in, open_regular, read_json, read_text
-from cepo.files.trees import Fields, Tree
+from cepo.errors import DataError, ForeignFileError
+from cepo.files.safe_files import (
+    LARGEST_LINE,
+    damaged_as,
+    objects_in,
+    open_regular,
+    read_json,
+    read_text,
+    require_within,
+)
+from cepo.files.trees import Fields
 from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of
 from cepo.report.recorded_run import RunData
 from cepo.report.responses import RecordedResponse
@@ -28,6 +36,8 @@ from cepo.run_folder.layout import METRICS_FILE
 from cepo.run_folder.records import read_metrics
 
 MOST_ROLLOUTS = 200_000
+_MOST_BYTES = 1_000_000_000
+"""Of the files that are read: of long responses fewer are."""
 _BLOCK = 1_000
 """Rows that are read or left out together, of a file that has too many."""
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib")
@@ -39,7 +49,8 @@ class Form:
 
     name: str
     pattern: str
-    read: Callable[[Path, int], Iterator[RecordedResponse]]  # of a file, about so many of its rollouts
+    read: Callable[[Path, int], Iterator[RecordedResponse | None]]
+    """Yields about so many rollouts of a file; None for a row that is none."""
     reads_blocks: bool = True
 
 
@@ -68,6 +79,7 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     """
     form, files = _recognised(place)
     number_in_first = _number_in(files[0])
+    most = max(1, min(most, _MOST_BYTES * number_in_first // max(1, files[0].stat().st_size)))
     chosen = files[:: max(1, math.ceil(number_in_first * len(files) / most))]
     most_of_file = most // len(chosen)
     notes: list[str] = []
@@ -76,11 +88,13 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     if form.reads_blocks and _stride(number_in_first, most_of_file) > 1:
         notes.append(f"Of {number_in_first:,} rollouts in a file, blocks evenly spread over it were read.")
     responses: list[RecordedResponse] = []
-    num_repeated = 0
+    num_repeated = num_left_out = 0
     last_texts: list[str] = []
     for file in chosen:
         with damaged_as(file, f"cannot be read as rollouts of {form.name}"):
-            of_file = list(form.read(file, most_of_file))
+            rows = list(form.read(file, most_of_file))
+        of_file = [row for row in rows if row is not None]
+        num_left_out += len(rows) - len(of_file)
         texts = [response.response for response in of_file]
         if texts == last_texts and len(set(texts)) > 1:
             num_repeated += 1
@@ -89,6 +103,10 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
         responses += of_file
     if num_repeated:
         notes.append(f"{num_repeated:,} files repeat the responses of the file before, and are left out.")
+    if num_left_out:
+        notes.append(
+            f"{num_left_out:,} rows are left out: they have no response or no reward, failed, or fill a batch."
+        )
     if not responses:
         raise DataError(f"{place}: {form.name}, but no response in it has a text and a reward")
     return SeenRollouts(
@@ -122,7 +140,7 @@ def _recognised(place: Path) -> tuple[Form, list[Path]]:
         if form is OWN and not (place / METRICS_FILE).exists():
             continue
         files = sorted(place.rglob(form.pattern), key=lambda file: (_step_of(file), str(file)))
-        files = [file for file in files if file.name not in _NO_ROLLOUTS]
+        files = [file for file in files if file.name not in _NO_ROLLOUTS and file.stat().st_size]
         if files:
             return _named(form, files[0]), files
     for file in sorted(place.iterdir()):
@@ -145,7 +163,7 @@ def _named(form: Form, file: Path) -> Form:
     if form is not LINES:
         return form
     with open_regular(file) as opened:
-        row, _ = next(objects_in(file, opened), (None, 0))
+        row, _ = next(objects_in(file, opened, reads_open_end=True), (None, 0))
     if row is None:
         raise DataError(f"{file} has no rows")
     if "nodes" in row:
@@ -160,8 +178,7 @@ def _number_in(file: Path) -> int:
     with open_regular(file) as opened, damaged_as(file, "cannot be read"):
         if file.suffix == ".parquet":
             return pyarrow.parquet.read_metadata(opened).num_rows
-        end = b"\n[score]" if file.suffix == ".log" else b"\n"
-        return sum(part.count(end) for part in iter(partial(opened.read, 1 << 20), b""))
+        return sum(part.count(b"\n") for part in iter(partial(opened.read, 1 << 20), b""))
 
 
 def _stride(number: int, most: int) -> int:
@@ -169,11 +186,15 @@ def _stride(number: int, most: int) -> int:
     return max(1, number // max(most, _BLOCK))
 
 
-def _whole_groups(block: list[RecordedResponse], *, is_first: bool, is_last: bool) -> list[RecordedResponse]:
-    """Returns a block without its first and last group, of which it may have a part, unless the file begins or ends there."""
+def _whole_groups(
+    rows: Sequence[RecordedResponse | None], *, is_first: bool, is_last: bool
+) -> Iterator[RecordedResponse | None]:
+    """Yields a block without its first and last group, of which it may have a part, unless the file begins or ends there."""
+    block = [row for row in rows if row is not None]
+    yield from [None] * (len(rows) - len(block))
     runs = [list(run) for _, run in itertools.groupby(block, key=lambda response: (response.group, response.prompt))]
-    whole = runs[0 if is_first else 1 : len(runs) if is_last else -1]
-    return list(itertools.chain.from_iterable(whole))
+    for run in runs[0 if is_first else 1 : len(runs) if is_last else -1]:
+        yield from run
 
 
 def _step_of(file: Path) -> int:
@@ -187,15 +208,15 @@ def _step_of(file: Path) -> int:
 
 def _lines(
     of_row: Callable[[Fields, int], RecordedResponse | None], file: Path, most: int
-) -> Iterator[RecordedResponse]:
+) -> Iterator[RecordedResponse | None]:
     """Yields the responses of a file of JSON lines; lines that are left out are not parsed."""
     stride = _stride(_number_in(file), most)
     step = _step_of(file)
     with open_regular(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         for number in itertools.count():
-            rows = itertools.islice(objects_in(file, opened, number * stride * _BLOCK), _BLOCK if stride > 1 else None)
-            block = [response for row, _ in rows if (response := of_row(row, step)) is not None]
+            objects = objects_in(file, opened, number * stride * _BLOCK, reads_open_end=True)
+            block = [of_row(row, step) for row, _ in itertools.islice(objects, _BLOCK if stride > 1 else None)]
             for _ in range((stride - 1) * _BLOCK):
                 opened.readline(LARGEST_LINE)
             is_last = opened.tell() >= size
@@ -208,32 +229,34 @@ def _line(row: Fields, step: int) -> RecordedResponse | None:
     return prime_response(row, step) if "nodes" in row else response_of(row, step)
 
 
-def _easyr1(file: Path, _most: int) -> Iterator[RecordedResponse]:
+def _easyr1(file: Path, _most: int) -> Iterator[RecordedResponse | None]:
     for row in easyr1_rows(read_text(file)):
-        response = response_of(row, row["step"])
-        assert response is not None, "every entry has a score"
-        yield response
+        yield response_of(row, row["step"])
 
 
-def _rows(
-    file: Path, most: int, reader_of: Callable[[Any], Callable[[Tree], RecordedResponse | None]]
-) -> Iterator[RecordedResponse]:
+def _rows(file: Path, most: int, *, is_trls: bool) -> Iterator[RecordedResponse | None]:
     """Yields the responses of a Parquet file, which is read without its columns of lists of numbers, which are long.
 
-    `reader_of` returns for the file's schema what turns a row into a response.
+    Of TRL's, every column of floats but the advantage is a reward function's; others have the names of JSON lines.
     """
+    step = _step_of(file)
     with open_regular(file) as opened:
         try:
-            schema = pyarrow.parquet.read_schema(opened)
-            of_row = reader_of(schema)
-            names = [column.name for column in schema if not _is_of_numbers(column.type)]
             content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
+            schema = content.schema_arrow
+            names = [column.name for column in schema if not _is_of_numbers(column.type)]
+            floats = [each.name for each in schema if pyarrow.types.is_floating(each.type) and each.name != "advantage"]
+            if not is_trls:
+                require_names(dict.fromkeys(schema.names), str(file))
             number_of_rows = content.metadata.num_rows
             batches = content.iter_batches(batch_size=_BLOCK, columns=names, use_threads=False)
             stride = _stride(number_of_rows, most)
             for number, batch in enumerate(batches):
                 if number % stride == 0:
-                    block = [response for row in batch.to_pylist() if (response := of_row(row)) is not None]
+                    block = [
+                        response_of(row, step, scores={name: row[name] for name in floats} if is_trls else None)
+                        for row in batch.to_pylist()
+                    ]
                     is_last = (number + 1) * _BLOCK >= number_of_rows
                     ends = {"is_first": number == 0, "is_last": is_last}
                     yield from _whole_groups(block, **ends) if stride > 1 else block
@@ -245,34 +268,12 @@ def _is_of_numbers(kind: Any) -> bool:
     return pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
 
 
-def _trl(file: Path, most: int) -> Iterator[RecordedResponse]:
-    """Yields TRL's completions; every column of floats but the advantage is a reward function's."""
-    step = _step_of(file)
-
-    def reader_of(schema: Any) -> Callable[[Tree], RecordedResponse | None]:
-        floats = [each.name for each in schema if pyarrow.types.is_floating(each.type) and each.name != "advantage"]
-        return lambda row: response_of(row, step, scores={name: row[name] for name in floats})
-
-    return _rows(file, most, reader_of)
-
-
-def _table(file: Path, most: int) -> Iterator[RecordedResponse]:
-    """Yields the rows of another Parquet file, which has the names of a file of JSON lines."""
-    step = _step_of(file)
-
-    def reader_of(schema: Any) -> Callable[[Tree], RecordedResponse | None]:
-        require_names(dict.fromkeys(schema.names), str(file))
-        return lambda row: response_of(row, step)
-
-    return _rows(file, most, reader_of)
-
-
 def _own(file: Path, _most: int) -> Iterator[RecordedResponse]:
     yield from responses_of_step(file)
 
 
 OWN = Form(name="a run of cepo", pattern=STEP_FILES, read=_own, reads_blocks=False)
-TRL = Form(name="TRL's completions", pattern="completions_*.parquet", read=_trl)
+TRL = Form(name="TRL's completions", pattern="completions_*.parquet", read=partial(_rows, is_trls=True))
 LINES = Form(name="JSON lines", pattern="*.jsonl", read=partial(_lines, _line))
 FORMS = (
     OWN,
@@ -281,7 +282,7 @@ FORMS = (
     Form(name="EasyR1's generations", pattern="generations*.log", read=_easyr1, reads_blocks=False),
     replace(LINES, name="prime-rl's rollouts", pattern="train_rollouts.jsonl"),
     LINES,
-    Form(name="a Parquet table", pattern="*.parquet", read=_table),
+    Form(name="a Parquet table", pattern="*.parquet", read=partial(_rows, is_trls=False)),
 )
 """The forms in the order in which they are looked for: one with names of its own comes before one that many programs write."""
 _NO_ROLLOUTS = (METRICS_FILE, "experiment_log.jsonl", "trainer_log.jsonl")
@@ -297,7 +298,7 @@ def _completed(responses: Sequence[RecordedResponse], folder: Path) -> list[Reco
     largest = max(response.reward for response in responses)
     runs = [list(run) for _, run in itertools.groupby(responses, key=lambda response: (response.step, response.prompt))]
     size = math.gcd(*map(len, runs))
-    image_of = cache(partial(_image_in, folder.resolve()))
+    image_of = cache(partial(_image_in, folder))
     completed: list[RecordedResponse] = []
     for number, run in enumerate(runs):
         for place, response in enumerate(run):
@@ -314,8 +315,11 @@ def _completed(responses: Sequence[RecordedResponse], folder: Path) -> list[Reco
 
 def _image_in(folder: Path, name: str) -> str | None:
     """Returns the path of an image; None outside the folder: a row that a stranger wrote must not bring a file onto a page."""
-    path = (folder / name).resolve()
-    return str(path) if path.is_relative_to(folder) and path.is_file() else None
+    try:
+        path = require_within(folder / name, folder)
+    except ForeignFileError:
+        return None
+    return str(path) if path.is_file() else None
 
 
 def _lacking(responses: Sequence[RecordedResponse]) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy
 
@@ -17,6 +18,8 @@ RESPONSE = ("completion", "response", "output", "generation")
 REWARD = ("reward", "score", "overall")
 _TRUTH = ("ground_truth", "gts", "answer", "solution", "label")
 _RIGHT = ("acc", "accuracy", "correct", "is_correct", "right")
+_JUDGES_ANSWER = re.compile(r"(?:.*_)?(?:acc|accuracy|correct|correctness|right)(?:_.*)?")
+"""The name of a reward function that says whether the answer is right, such as `accuracy_reward` of TRL."""
 _GROUP = ("group_id", "prompt_id", "uid", "example_id", "group")
 _LENGTH = ("num_tokens", "response_length", "completion_length")
 _CHATML = re.compile(r"<\|im_(?:start|end)\|>")
@@ -28,29 +31,30 @@ _VERLS_KEY = re.compile(r"(?P<prompt>(?P<padding>pad)?[0-9a-f-]{32,36})_\d+_\d+\
 
 
 def response_of(row: Fields, step: int, *, scores: Fields | None = None) -> RecordedResponse | None:
-    """Returns the response of a row with one of the known names for each field; None if it has no reward.
+    """Returns the response of a row with one of the known names for each field; None if it has no reward or no response.
 
     `scores` are those of several reward functions, None or NaN where one gave none; the reward is their sum.
     """
     key = _VERLS_KEY.match(str(row.get("uid")))
     parts = {name: number for name, score in (scores or {}).items() if (number := _number(score)) is not None}
     reward = _number(_first(row, REWARD)) if scores is None else math.fsum(parts.values()) if parts else None
-    if reward is None or (key is not None and key["padding"]):
+    said = _first(row, RESPONSE)
+    if reward is None or said is None or (key is not None and key["padding"]):
         return None
-    text = text_of(_first(row, RESPONSE))
-    right = _number(_first(row if scores is None else parts, _RIGHT))
+    text = text_of(said)
+    right = _number(_first(row, _RIGHT)) if scores is None else _score_of_answer(parts)
     length = _number(_first(row, _LENGTH))
     truncated = row.get("is_truncated", row.get("truncated"))
     return RecordedResponse(
-        step=int(row.get("step") or step),
-        group=str(_first(row, _GROUP) or "") if key is None else key["prompt"],
+        step=int(_first(row, ("step",), step)),
+        group=str(_first(row, _GROUP, "")) if key is None else key["prompt"],
         prompt=question_of(text_of(_first(row, PROMPT))),
         response=text,
         reward=reward,
         length=len(text) if length is None else int(length),
         ground_truth=_truth_of(_first(row, _TRUTH)),
         right=None if right is None else right >= 0.5,
-        finished=(not truncated) if isinstance(truncated, bool) else row.get("finished"),
+        finished=not truncated if isinstance(truncated, bool) else None,
         parts=parts,
         images=_images_of(row),
     )
@@ -111,16 +115,15 @@ def prime_response(row: Fields, step: int) -> RecordedResponse | None:
         return None
     messages = [node["message"] for node in branch]
     rewards: Fields = row.get("rewards") or {}
-    scores = {name: float(score) for name, score in rewards.items() if _number(score) is not None}
-    total = _number(row.get("reward"))
+    scores = {name: number for name, score in rewards.items() if (number := _number(score)) is not None}
     flat: Tree = {
         **{name: row[name] for name in (*_GROUP, "is_truncated") if name in row},
         "prompt": messages[:first],
         "response": messages[first:],
-        "reward": math.fsum(scores.values()) if total is None else total,
+        "reward": _first(row, ("reward",), math.fsum(scores.values())),
+        "acc": _score_of_answer(scores),
     }
-    right = _first(scores, _RIGHT)
-    return response_of(flat if right is None else {**flat, "acc": right}, step)
+    return response_of(flat, step)
 
 
 def text_of(value: object) -> str:
@@ -129,10 +132,10 @@ def text_of(value: object) -> str:
         return text_of(value.get("content") or value.get("text"))
     if not is_list(value):
         return "" if value is None else str(value)
-    turns = [part for part in value if is_dict(part)]
-    if len(turns) > 1 and "role" in turns[0]:
+    turns = [part for part in value if is_dict(part) and "role" in part]
+    if len(turns) > 1:
         return "\n".join(f"{turn.get('role')}\n{text_of(turn)}" for turn in turns)
-    return "".join(map(text_of, turns))
+    return "".join(text_of(part) for part in value if isinstance(part, dict | str))
 
 
 def question_of(prompt: str) -> str:
@@ -142,17 +145,20 @@ def question_of(prompt: str) -> str:
 
 
 def easyr1_rows(text: str) -> Iterator[Tree]:
-    """Yields the rows of EasyR1's `generations.log`; a prompt that comes again belongs to the next validation."""
-    seen: dict[str, int] = {}
+    """Yields the rows of EasyR1's `generations.log`, with the number of their validation as step.
+
+    Each validation logs the same problems in the same order; several of them may have the same text and other images.
+    """
     entry = re.compile(
-        r"^\[prompt\] (?P<prompt>.*?)^\[output\] (?P<output>.*?)"
-        r"^\[ground_truth\] (?P<ground_truth>.*?)^\[score\] (?P<score>\S+)$",
+        r"^\[prompt\] (?P<prompt>.*?)\n\[output\] (?P<output>.*?)"
+        r"\n\[ground_truth\] (?P<ground_truth>.*?)\n\[score\] (?P<score>\S+)$",
         re.DOTALL | re.MULTILINE,
     )
-    for match in entry.finditer(text):
-        row: Tree = {name: value.rstrip("\n") for name, value in match.groupdict().items()}
-        number = seen[row["prompt"]] = seen.get(row["prompt"], 0) + 1
-        yield row | {"step": number, "score": float(row["score"])}
+    rows: list[Tree] = [match.groupdict() for match in entry.finditer(text)]
+    problems = [(row["prompt"], row["ground_truth"]) for row in rows]
+    period = next((size for size in range(1, len(rows)) if problems[size:] == problems[:-size]), len(rows))
+    for number, row in enumerate(rows):
+        yield row | {"step": 1 + number // period, "score": float(row["score"])}
 
 
 def require_names(row: Fields, place: str) -> None:
@@ -162,8 +168,13 @@ def require_names(row: Fields, place: str) -> None:
             raise DataError(f"{place} has no {' or '.join(names)}; it has {', '.join(list(row)[:12])}")
 
 
-def _first(row: Fields, names: Sequence[str]) -> object:
-    return next((row[name] for name in names if row.get(name) is not None), None)
+def _first(row: Fields, names: Sequence[str], default: Any = None) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), default)
+
+
+def _score_of_answer(scores: Mapping[str, float]) -> float | None:
+    """Returns what the first reward function gave that judges answers; None without one."""
+    return next((score for name, score in scores.items() if _JUDGES_ANSWER.fullmatch(name)), None)
 
 
 def _number(value: object) -> float | None:

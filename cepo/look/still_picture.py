@@ -90,14 +90,6 @@ class _Piece:
     def width(self) -> float:
         return _LETTER * _letters(self.text)
 
-    @property
-    def side(self) -> str:
-        return self.token.side
-
-    @property
-    def percent(self) -> int:
-        return self.token.percent
-
 
 def _texts(lines: Sequence[str], x: float, y: float, kind: str) -> Iterator[Tree]:
     for number, line in enumerate(lines):
@@ -136,8 +128,10 @@ def _pieces(row: ColouredRow) -> Iterator[_Piece]:
 
 
 def _shown(pieces: Sequence[_Piece]) -> list[_Piece]:
-    """Returns the pieces with a text in at most so many lines, around the strongest one."""
-    strongest = max(pieces, key=lambda piece: piece.percent)
+    """Returns the pieces with a text in at most so many lines, around the strongest one; an empty response has none."""
+    if not pieces:
+        return []
+    strongest = max(pieces, key=lambda piece: piece.token.percent)
     most_above = max(0, pieces[-1].line + 1 - _MOST_LINES)
     start = min(most_above, max(0, strongest.line - _MOST_LINES // 2))
     return [piece for piece in pieces if piece.text and start <= piece.line < start + _MOST_LINES]

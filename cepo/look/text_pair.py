@@ -35,7 +35,7 @@ def _pairs(group: ResponseGroup) -> Iterator[tuple[RecordedResponse, RecordedRes
     right = [response for response in group.responses if response.right]
     wrong = [response for response in group.responses if response.right is False]
     for one, other in itertools.product(right[:4], wrong[:4]):
-        if max(len(one.response), len(other.response)) <= _LONGEST:
+        if one.response != other.response and max(len(one.response), len(other.response)) <= _LONGEST:
             yield one, other
 
 

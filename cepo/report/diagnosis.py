@@ -9,7 +9,7 @@ import itertools
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,6 +47,8 @@ _EVIDENCE = 3
 _ROUNDING = 1e-9
 _SAMPLED = 2_000
 _LONGEST_PHRASE = 3
+_READ = 8_000
+"""Characters at the end of a response in which phrases are looked for: with 130,000 a page took minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +113,17 @@ def diagnosed(observed: Observed) -> list[Finding]:
     return [finding for rule in RULES if (finding := rule(observed)) is not None]
 
 
-def _some(responses: Iterator[RecordedResponse]) -> list[RecordedResponse]:
+def _some(responses: Iterable[RecordedResponse]) -> list[RecordedResponse]:
     return list(itertools.islice(responses, _EVIDENCE))
+
+
+def _by_reward(responses: Iterable[RecordedResponse]) -> list[RecordedResponse]:
+    return sorted(responses, key=lambda response: -response.reward)
+
+
+def _highest_and_lowest(group: ResponseGroup) -> list[RecordedResponse]:
+    ordered = _by_reward(group.responses)
+    return [ordered[0], ordered[-1]]
 
 
 def _percent(share: float) -> str:
@@ -183,13 +194,13 @@ def equal_rewards(observed: Observed) -> Finding | None:
         name="the reward is constant",
         figure=f"All {len(observed.responses):,} responses have the reward {reward:g}.",
         advice="call the reward function on the responses below by hand: does it read their answers, and the right column?",
-        evidence=_some(iter(observed.responses)),
+        evidence=observed.responses[:_EVIDENCE],
     )
 
 
 def looping(observed: Observed) -> Finding | None:
     """Responses repeat one phrase."""
-    found = [response for response in observed.sample if _LOOP.search(response.response)]
+    found = [response for response in observed.sample if _LOOP.search(response.response[-_READ:])]
     if not found or len(found) < MOST_LOOPING * len(observed.sample):
         return None
     return Finding(
@@ -264,7 +275,7 @@ def sampler_gap(observed: Observed) -> Finding | None:
         name="sampler and trainer differ",
         figure=f"Their log-probs of the same tokens differ by {gap:.2g} nats on average; bf16 explains 0.02.",
         advice="compare temperature, top-p and chat template of both, and whether the sampler gets the new weights.",
-        evidence=_some(iter(sorted(measured, key=lambda response: -(response.gap or 0.0)))),
+        evidence=_some(sorted(measured, key=lambda response: -(response.gap or 0.0))),
     )
 
 
@@ -273,20 +284,14 @@ def _correlations(groups: Sequence[ResponseGroup], numbers: numpy.ndarray) -> nu
 
     Rewards and numbers, (R, K) in the order of the groups' responses, are taken less the means of their group.
     """
-    rewards_of_groups: list[numpy.ndarray] = []
-    numbers_of_groups: list[numpy.ndarray] = []
-    start = 0
-    for group in groups:
-        end = start + len(group.responses)
-        rewards = numpy.array([response.reward for response in group.responses])
-        rewards_of_groups.append(rewards - rewards.mean())
-        numbers_of_groups.append(numbers[start:end] - numbers[start:end].mean(axis=0))
-        start = end
-    all_rewards = numpy.concatenate(rewards_of_groups)  # (R,)
-    all_numbers = numpy.concatenate(numbers_of_groups)  # (R, K)
-    spread = numpy.linalg.norm(all_rewards) * numpy.linalg.norm(all_numbers, axis=0)
-    products = all_rewards @ all_numbers
-    return numpy.divide(products, spread, out=numpy.zeros_like(products), where=spread > _ROUNDING)
+    rewards = [response.reward for group in groups for response in group.responses]
+    ends = numpy.cumsum([len(group.responses) for group in groups])
+    columns = numpy.column_stack([rewards, numbers])  # (R, 1 + K)
+    centred = numpy.concatenate([part - part.mean(axis=0) for part in numpy.split(columns, ends[:-1])])
+    norms = numpy.linalg.norm(centred, axis=0)
+    spread = norms[0] * norms
+    products = centred[:, 0] @ centred
+    return numpy.divide(products, spread, out=numpy.zeros_like(products), where=spread > _ROUNDING)[1:]
 
 
 def length_as_reward(observed: Observed) -> Finding | None:
@@ -298,12 +303,11 @@ def length_as_reward(observed: Observed) -> Finding | None:
     if abs(correlation) < LARGEST_CORRELATION:
         return None
     kind = "longer" if correlation > 0 else "shorter"
-    ordered = sorted(observed.mixed[-1].responses, key=lambda response: -response.reward)
     return Finding(
         name="length explains the reward",
         figure=f"Within groups, reward and length have the correlation {correlation:.2f}: {kind} responses get more.",
         advice="take the length out of the reward, or bound it: the policy will write for it.",
-        evidence=_some(iter([ordered[0], ordered[-1]])),
+        evidence=_highest_and_lowest(observed.mixed[-1]),
     )
 
 
@@ -312,7 +316,7 @@ def phrase_as_reward(observed: Observed) -> Finding | None:
     groups = observed.mixed[-200:]
     if len(groups) < _FEWEST_GROUPS:
         return None
-    found = [[set(_phrases(response.response)) for response in group.responses] for group in groups]
+    found = [[set(_phrases(each.response[-_READ:])) for each in group.responses] for group in groups]
     in_groups = Counter(itertools.chain.from_iterable(set[str]().union(*of_group) for of_group in found))
     common = (phrase for phrase, number in in_groups.items() if 2 * number > len(groups))
     phrases = sorted(common, key=lambda phrase: (len(phrase), phrase))  # of equal correlations the shortest is named
@@ -326,12 +330,11 @@ def phrase_as_reward(observed: Observed) -> Finding | None:
     if abs(correlation) < LARGEST_CORRELATION:
         return None
     verb = "have" if correlation > 0 else "lack"
-    ordered = sorted(groups[-1].responses, key=lambda response: -response.reward)
     return Finding(
         name="a phrase explains the reward",
         figure=f"Responses that {verb} “{phrase}” get more: within groups the correlation is {correlation:.2f}.",
         advice="read the reward function: the policy can earn the reward with this phrase alone.",
-        evidence=_some(iter([ordered[0], ordered[-1]])),
+        evidence=_highest_and_lowest(observed.mixed[-1]),
     )
 
 
@@ -360,7 +363,7 @@ def held_out(observed: Observed) -> Finding | None:
         figure=f"The training reward went from {rewards[0]:.2f} to {rewards[1]:.2f}, held-out accuracy from "
         f"{accuracies[0]:.2f} to {accuracies[-1]:.2f}.",
         advice="read the best-rewarded responses of the last steps: are they right? More or other problems, if they are.",
-        evidence=_some(iter(sorted(observed.responses[-200:], key=lambda response: -response.reward))),
+        evidence=_some(_by_reward(observed.responses[-200:])),
     )
 
 

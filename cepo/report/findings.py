@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from cepo.report.diagnosis import NOTHING_FOUND, Finding, Observed, diagnosed
 from cepo.report.html_page import Section
 from cepo.report.recorded_run import RunData
-from cepo.report.responses import RecordedResponse
+from cepo.report.responses import RecordedResponse, shortened
 from cepo.report.shown_responses import ColouredRow, ColouredToken, CreditedResponse, verdict, visible
 
 FAULTS = "What keeps it from learning"
 _LONGEST = 2_000
-"""Characters of a response that is evidence; of a longer one its beginning and its end are shown."""
+"""Characters of a response that is evidence."""
 
 
 def findings_section(findings: Sequence[Finding]) -> Section:
@@ -27,10 +27,8 @@ def findings_section(findings: Sequence[Finding]) -> Section:
 
 def as_evidence(response: RecordedResponse, title: str) -> CreditedResponse:
     """Returns a response as a page shows it, without colours."""
-    text = response.response
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]} […] {text[-_LONGEST // 2 :]}"
-    token = ColouredToken(text=visible(text), side="more", percent=0, help=f"{response.length:,} long")
+    text = visible(shortened(response.response, _LONGEST))
+    token = ColouredToken(text=text, side="more", percent=0, help=f"{response.length:,} long")
     return CreditedResponse(
         title=f"{title}: step {response.step}, {verdict(response.right)}, reward {response.reward:.3g}",
         problem=visible(response.prompt[-_LONGEST:]),

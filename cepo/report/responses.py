@@ -68,6 +68,12 @@ class ResponseGroup:
         return "dead: all wrong" if self.num_right == 0 else "dead: equal rewards"
 
 
+def shortened(text: str, longest: int = 8_000) -> str:
+    """Returns of a text with more than so many characters the beginning and the end."""
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}\n[…]\n{text[-half:]}"
+
+
 def groups_of(responses: Iterable[RecordedResponse]) -> list[ResponseGroup]:
     """Returns the groups of responses, in the order of their first ones."""
     members: dict[tuple[int, str], list[RecordedResponse]] = collections.defaultdict(list)

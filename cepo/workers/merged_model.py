@@ -82,7 +82,7 @@ def adapter_base(folder: Path) -> str | None:
     """Returns the base model named by the adapter in an actor's folder; None without an adapter or a name."""
     if not _has_adapter(folder):
         return None
-    path = folder / ADAPTER / ADAPTER_CONFIG
+    path = _adapter_in(folder) / ADAPTER_CONFIG
     try:
         base = read_json(path, dict, within=folder).get("base_model_name_or_path") or None
     except DataError as error:
@@ -113,10 +113,10 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
         raise ConfigError(f"dtype={dtype}: accepted are {', '.join(get_args(FloatType))}, or None for the base's")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty; give a new folder")
-    processing, model = _load_base(base, read_quantization(actor / ADAPTER))
+    processing, model = _load_base(base, read_quantization(_adapter_in(actor)))
     written_dtype = _declared_dtype(base) if dtype is None else pretrained.torch_dtype(dtype)
     if _has_adapter(actor):
-        model = _with_adapter_merged(model, actor / ADAPTER)
+        model = _with_adapter_merged(model, _adapter_in(actor))
     else:
         _load_shards(model, actor / SHARDS)
     infinite = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
@@ -158,7 +158,12 @@ def _load_base(base: BaseModel, quantization: Any) -> tuple[Processing, Any]:
 
 
 def _has_adapter(folder: Path) -> bool:
-    return (folder / ADAPTER / ADAPTER_CONFIG).is_file()
+    return (_adapter_in(folder) / ADAPTER_CONFIG).is_file()
+
+
+def _adapter_in(folder: Path) -> Path:
+    """Returns the folder of an adapter: `lora_adapter`, or the checkpoint itself, as PEFT saves it and so TRL."""
+    return folder if (folder / ADAPTER_CONFIG).is_file() else folder / ADAPTER
 
 
 def _declared_dtype(base: BaseModel) -> torch.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,6 +16,7 @@ from cepo.errors import DataError
 from cepo.look.contrast import chosen_groups, contrast_noise, contrast_sections, gauge, scored_groups
 from cepo.look.look_page import write_look_page
 from cepo.look.reading import read_rollouts_of, trl_metrics
+from cepo.look.text_pair import clearest_pair_section
 from cepo.microgeo.world import ASSETS
 from cepo.report.charts import LENGTH, charts_of
 from cepo.report.credit_view import beliefs_of
@@ -109,9 +111,53 @@ def test_the_still_picture_is_one_file_without_markup_of_texts(tmp_path: Path) -
     assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8")
 
 
+def test_a_pair_differs_in_its_texts() -> None:
+    """A judge rewards one of two equal texts: they begin alike for longest, and show nothing."""
+    texts = [("It is 1.", 1.0), ("It is 1.", 0.0), ("It is 2.", 0.0)]
+    rows = [
+        RecordedResponse(step=1, group="0", prompt="", response=text, reward=reward, right=reward > 0, length=8)
+        for text, reward in texts
+    ]
+    pair = clearest_pair_section(groups_of(rows))
+    assert pair is not None
+    assert [token.text.strip() for side in pair.responses for token in side.rows[0].tokens if token.percent] == [
+        "1",
+        "2",
+    ]
+    assert clearest_pair_section(groups_of(rows[:2])) is None
+
+
+def test_a_pair_with_an_empty_response_is_drawn(tmp_path: Path) -> None:
+    """A policy that ends at once has empty responses, which have no word to colour."""
+    rows = [{"prompt": "One?", "completion": "1" * (number % 2), "reward": number % 2} for number in range(4)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    picture = tmp_path / "pair.svg"
+    assert main(["look", str(file), "--out", str(tmp_path / "look.html"), "--image", str(picture)]) == 0
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
 def test_a_still_picture_is_svg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", str(rollouts_file(tmp_path)), "--image", "pair.png"]) == 2
     assert capsys.readouterr().err == "cepo look: --image pair.png: the ending must be .svg\n"
+
+
+def test_without_torch_model_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extra `look` is without torch, which `--model` alone needs."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "cepo.look.contrast")
+    assert main(["look", str(rollouts_file(tmp_path)), "--model", str(ASSETS)]) == 2
+    assert capsys.readouterr().err == "cepo look needs torch: pip install 'cepo[cpu]' or 'cepo[gpu]'\n"
+
+
+def test_an_adapter_is_to_be_merged_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TRL saves the adapter alone, and the base that it names needs the user's word."""
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    out = str(tmp_path / "look.html")
+    assert main(["look", str(rollouts_file(tmp_path)), "--model", str(tmp_path), "--out", out]) == 2
+    assert f"merge it first: cepo merge {tmp_path} --base MODEL --out FOLDER" in capsys.readouterr().err
 
 
 def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from run_folders import group, rollout, write_run
 
 from cepo.errors import DataError
+from cepo.look import reading
 from cepo.look.reading import read_rollouts_of
 from cepo.report.responses import groups_of
 
@@ -62,6 +63,18 @@ def test_trls_completions_are_read_with_their_step_and_verdict(tmp_path: Path) -
     assert seen.responses[0].prompt == "What is 2 + 2?"
     assert seen.responses[0].parts == {"accuracy_reward": 1.0}
     assert "images" in seen.lacks
+
+
+def test_the_reward_function_that_judges_answers_tells_the_verdict(tmp_path: Path) -> None:
+    """TRL's accuracy_reward and think_format_reward: a wrong answer in the right format has 1 of 2, and is wrong."""
+    table = trl_table(1, "4545", [1.0, 0.0, 1.0, 0.0]).assign(think_format_reward=[1.0, 1.0, 0.0, 0.0])
+    seen = read_rollouts_of(write_trl(tmp_path, [table]))
+    assert [(each.reward, each.right) for each in seen.responses] == [
+        (2.0, True),
+        (1.0, False),
+        (1.0, True),
+        (0.0, False),
+    ]
 
 
 def test_a_batch_that_trl_logs_again_is_counted_once(tmp_path: Path) -> None:
@@ -216,6 +229,14 @@ def test_easyr1s_log_of_generations_is_read_by_validation(tmp_path: Path) -> Non
     ]
 
 
+def test_easyr1s_problems_with_equal_texts_are_of_one_validation(tmp_path: Path) -> None:
+    """Two validations log the same three problems in one order; two of them have the same text and other images."""
+    entry = "[prompt] {}\n[output] It is 1.\n[ground_truth] {}\n[score] 0.0\n\n"
+    validation = entry.format("Find x.", 1) + entry.format("Find x.", 2) + entry.format("Find y.", 1)
+    (tmp_path / "generations.log").write_text(2 * validation, encoding="utf-8")
+    assert [each.step for each in read_rollouts_of(tmp_path).responses] == [1, 1, 1, 2, 2, 2]
+
+
 def test_a_run_of_cepo_is_read_with_its_metrics_and_images(tmp_path: Path) -> None:
     groups = [group(1, [rollout(right=True), rollout(right=False)])]
     run = write_run(tmp_path / "run", [(1, {"reward/mean": 0.25})], groups=groups)
@@ -233,12 +254,8 @@ def test_an_image_outside_the_folder_is_left_out(tmp_path: Path) -> None:
     inside.parent.mkdir()
     for file in (outside, inside):
         file.write_bytes(b"png")
-    row = {
-        "prompt": "One?",
-        "completion": "1",
-        "reward": 1.0,
-        "images": ["own.png", "../secret.png", str(outside), "none.png"],
-    }
+    names = ["own.png", "../secret.png", str(outside), "none.png", "a\0.png", "a" * 5_000]
+    row = {"prompt": "One?", "completion": "1", "reward": 1.0, "images": names}
     write_lines(tmp_path / "rollouts" / "rows.jsonl", [row])
     (response,) = read_rollouts_of(tmp_path / "rollouts").responses
     assert response.images == [str(inside)]
@@ -256,6 +273,66 @@ def test_plain_rows_are_read_by_either_names(tmp_path: Path, names: tuple[str, s
     for place in (file, tmp_path):
         seen = read_rollouts_of(place)
         assert [each.right for each in seen.responses] == [False, True]
+
+
+def plain(number: int, **columns: Any) -> dict[str, Any]:
+    return {"prompt": "One?", "completion": f"It is {number}.", "reward": number % 2} | columns
+
+
+def test_what_a_row_states_as_zero_is_not_taken_for_missing(tmp_path: Path) -> None:
+    """Step 0 stands although the file's name has a 2; rows of group 0 are one group, though those of group 1 lie between."""
+    rows = [plain(number, step=0, group_id=number // 2 % 2) for number in range(8)]
+    responses = read_rollouts_of(write_lines(tmp_path / "run_2.jsonl", rows)).responses
+    assert {each.step for each in responses} == {0}
+    assert [len(each.responses) for each in groups_of(responses)] == [4, 4]
+
+
+def test_rows_that_are_no_rollouts_are_counted(tmp_path: Path) -> None:
+    """Of five rows, one has no reward, one a reward of NaN, and one no response; an empty response is one."""
+    rows = [
+        plain(0),
+        plain(1, completion=""),
+        plain(2, reward=None),
+        plain(3, reward=float("nan")),
+        plain(4, completion=None),
+    ]
+    seen = read_rollouts_of(write_lines(tmp_path / "rows.jsonl", rows))
+    assert [each.response for each in seen.responses] == ["It is 0.", ""]
+    assert seen.notes == ["3 rows are left out: they have no response or no reward, failed, or fill a batch."]
+
+
+def test_a_last_line_without_its_line_feed_is_read(tmp_path: Path) -> None:
+    """Unless it is incomplete, as that of a file that is being written."""
+    lines = [json.dumps(plain(number)) for number in range(3)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert len(read_rollouts_of(tmp_path).responses) == 3
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines)[:-1], encoding="utf-8")
+    assert len(read_rollouts_of(tmp_path).responses) == 2
+
+
+def test_a_response_in_parts_is_read_whole(tmp_path: Path) -> None:
+    """The parts of a turn are texts, or objects with a text."""
+    rows = [plain(0, completion=["It ", {"type": "text", "text": "is 1."}], finished="yes")]
+    (response,) = read_rollouts_of(write_lines(tmp_path / "rows.jsonl", rows)).responses
+    assert response.response == "It is 1."
+    assert response.finished is None, "a text is no truth value"
+
+
+def test_a_file_that_a_trainer_has_only_opened_is_passed_over(tmp_path: Path) -> None:
+    write_lines(tmp_path / "1.jsonl", [])
+    write_lines(tmp_path / "2.jsonl", [plain(0), plain(1)])
+    assert len(read_rollouts_of(tmp_path).responses) == 2
+
+
+def test_of_long_responses_fewer_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four files of 10 rows of about 100 bytes: for 2,000 bytes, every second one."""
+    monkeypatch.setattr(reading, "_MOST_BYTES", 2_000)
+    for step in range(1, 5):
+        write_lines(
+            tmp_path / f"{step}.jsonl", [plain(step, completion="x" * 52 + str(number)) for number in range(10)]
+        )
+    seen = read_rollouts_of(tmp_path)
+    assert "2 of 4 files were read" in seen.notes[0]
 
 
 def test_a_larger_run_is_read_in_evenly_spread_files(tmp_path: Path) -> None:
@@ -302,7 +379,8 @@ def test_a_pickle_is_refused_unopened(tmp_path: Path, name: str) -> None:
     [
         ('{"prompt": "a", "completion": "b"}\n', "has no reward or score or overall"),
         ('{"prompt": "a", "completion": "b", "reward": null}\n', "no response in it has a text and a reward"),
-        ("", "has no rows"),
+        ("", "has no rollouts"),
+        ('{"prompt": "a"', "has no rows"),
         ("[1]\n", "damaged in line 1"),
     ],
 )

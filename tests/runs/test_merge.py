@@ -87,7 +87,10 @@ def test_a_merged_folder_scores_as_the_trained_model(
 def test_pefts_adapter_alone_merges_into_a_given_base(
     tiny_model_folder: Path, tmp_path: Path, rows: list[ScoringRow], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The adapter is written as EasyR1 writes it, in EasyR1's layout. The base that it names needs the user's word."""
+    """The adapter is written as EasyR1 writes it, in EasyR1's layout. The base that it names needs the user's word.
+
+    The folder of the adapter alone, as TRL's checkpoint, merges into the same weights.
+    """
     model, _ = random_adapter(tiny_model_folder, seed=3)
     actor = tmp_path / "global_step_5" / "actor"
     model.save_pretrained(str(actor / "lora_adapter"))
@@ -97,13 +100,14 @@ def test_pefts_adapter_alone_merges_into_a_given_base(
     assert "name it with --base" in refusal(capsys, "--checkpoint", actor, "--out", tmp_path / "named")
     base = ("--base", tiny_model_folder)
     assert merge("--checkpoint", tmp_path / "global_step_5", "--out", tmp_path / "named", *base) == 0
+    assert merge("--checkpoint", actor / "lora_adapter", "--out", tmp_path / "alone", *base) == 0
     file = actor / "lora_adapter" / "adapter_config.json"
     settings_of_file = json.loads(file.read_text())
     assert settings_of_file["base_model_name_or_path"] == str(tiny_model_folder)
     file.write_text(json.dumps(settings_of_file | {"base_model_name_or_path": "gone/away"}))
     assert merge("--checkpoint", actor, "--out", tmp_path / "given", *base) == 0
     expected = [each.detach() for each in reference_log_probs(model, rows)]
-    for name in ("named", "given"):
+    for name in ("named", "alone", "given"):
         assert largest_gap(folder_log_probs(tmp_path / name, rows), expected) < LOG_PROBS
     assert largest_gap(expected, folder_log_probs(tiny_model_folder, rows)) > 0.1
 
