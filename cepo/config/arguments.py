@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
 
+from cepo.algorithms import available_estimators
 from cepo.errors import ConfigError
 
 _KEY = r"[A-Za-z_][\w-]*(?:\.[\w-]+)*"
 _SETTING = re.compile(rf"{_KEY}=.*", re.DOTALL)
-_FLAG = re.compile(rf"--?(?P<key>{_KEY})(?:=(?P<value>.*))?", re.DOTALL)
+_FLAG = re.compile(rf"(?P<dashes>--?)(?P<key>{_KEY})(?:=(?P<value>.*))?", re.DOTALL)
 _WITH_COLON = re.compile(rf"(?P<key>{_KEY}):(?P<value>[^/\\].*)?")
 _NUMBER = re.compile(r"-[\d.]+([eE]-?\d+)?")
 _CONFIG_NAMES = ("config", "c", "config_file", "cfg")
+_SWEEPS = ("-m", "--multirun", "--sweep")
 _BRACKETS = {"[": "]", "{": "}"}
 _CONFIG_NAME = re.compile(r"[\w-]+/[\w-]+")
 _MOST_WORDS = 20
@@ -37,9 +40,9 @@ def settings_in(words: Sequence[str], explained: Callable[[str, str], str]) -> l
     return list(words)
 
 
-def _flags_in(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns key and value of each `--key value`, `--key=value`, `--key a b` (a list) and `--key`, whose value is true."""
-    flags: list[tuple[str, str]] = []
+def _flags_in(words: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Returns flag, key and value of each `--key value`, `--key=value`, `--key a b` (a list) and `--key`, which is true."""
+    flags: list[tuple[str, str, str]] = []
     for position, word in enumerate(words):
         flag = _FLAG.fullmatch(word)
         if flag is None:
@@ -48,17 +51,19 @@ def _flags_in(words: Sequence[str]) -> list[tuple[str, str]]:
         if value is None:
             values = list(itertools.takewhile(_is_value, words[position + 1 :]))
             value = f"[{','.join(values)}]" if len(values) > 1 else next(iter(values), "true")
-        flags.append((flag["key"].replace("-", "_"), value))
+        flags.append((flag["dashes"] + flag["key"], flag["key"].replace("-", "_"), value))
     return flags
 
 
-def _about_flags(flags: Sequence[tuple[str, str]], explained: Callable[[str, str], str]) -> str:
+def _about_flags(flags: Sequence[tuple[str, str, str]], explained: Callable[[str, str], str]) -> str:
     remedies: list[str] = []
-    for key, value in flags:
+    for flag, key, value in flags:
         if key in _CONFIG_NAMES:
-            remedies.append(f"'--{key}': write config={value}")
+            remedies.append(f"'{flag}': write config={value}")
+        elif flag in _SWEEPS:
+            remedies.append(f"'{flag}': a command is one run; repeat it with each value, in a loop of the shell")
         else:
-            remedies.append(f"'--{key}': {explained(key, value)}")
+            remedies.append(f"'{flag}': {explained(key, value)}")
     if len(remedies) == 1:
         return f"settings have no dashes. {remedies[0]}"
     return "settings have no dashes:" + "".join(f"\n  {remedy}" for remedy in remedies)
@@ -83,6 +88,14 @@ def _remedy(word: str, next_word: str) -> str:
         return f" Did you mean 'config={word}'?"
     if word.startswith("+"):
         return f" Did you mean '{word.lstrip('+')}'?"
+    if word.startswith("~"):
+        return f" A setting is not removed but has another value; '{key[1:]}=null' gives it none, if it may have none."
+    if word in available_estimators():
+        return f" Did you mean 'algorithm.adv_estimator={word}'? Several methods stand in one word: --methods a,{word}"
+    if word.startswith("microgeo:") or os.path.exists(word):
+        return (
+            f" What is read is named behind a key: data.train_files={word} in train, data={word} in evaluate and credit"
+        )
     if colon is not None:
         value = (colon["value"] or next_word).strip()
         return f" Did you mean '{colon['key']}={value}'?"

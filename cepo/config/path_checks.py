@@ -70,8 +70,15 @@ def require_data(key: str, name: str) -> None:
     if find_path(path) is None and not is_hub_name:
         raise ConfigError(
             f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split)."
-            f"{near_path(path) or _near_hub_name(name)}"
+            f"{near_path(path) or _near_hub_name(name) or _about_pattern(path)}"
         )
+
+
+def _about_pattern(path: str) -> str:
+    """Returns what to write in place of a pattern of a shell, which a name of data is not."""
+    if not any(mark in path for mark in "*?["):
+        return ""
+    return f" A name is no pattern: give the folder {Path(path).parent}, or the files as a list"
 
 
 def require_model(key: str, name: str | None) -> None:

@@ -72,6 +72,15 @@ def require_room(num_pixels: int, what: str) -> None:
 # Pixels
 
 
+def _what_is_wrong(content: bytes, error: Exception) -> str:
+    """Says why an image file cannot be opened; what a server answered in its place is often a page of HTML."""
+    if not content:
+        return "is empty (0 bytes)"
+    if content.lstrip().startswith(b"<"):
+        return f"is no image but a text that begins with {content.lstrip()[:30].decode('ascii', 'replace')!r}"
+    return f"cannot be read ({type(error).__name__})"
+
+
 def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str = "the image") -> Image.Image:
     """Opens an image file, which errors call `name`; formats other than `formats` are not even tried, as `FORMATS` says.
 
@@ -82,7 +91,7 @@ def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str 
     except Image.DecompressionBombError as error:
         raise DataError(f"{name} is too large; accepted: at most {LARGEST_PIXELS:,} pixels") from error
     except Exception as error:  # damaged bytes make decoders raise almost anything
-        raise DataError(f"{name} cannot be read ({type(error).__name__}); accepted: {', '.join(formats)}") from error
+        raise DataError(f"{name} {_what_is_wrong(content, error)}; accepted: {', '.join(formats)}") from error
     width, height = image.size
     if width * height > LARGEST_PIXELS:
         raise DataError(f"{name} is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")

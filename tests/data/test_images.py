@@ -296,3 +296,13 @@ def test_64_megapixels_are_the_most_and_the_message_says_so() -> None:
     with pytest.raises(DataError, match="8001 x 8000; accepted: at most 64,000,000 pixels"):
         verify_image(png_of((8001, 8000), [bytes(1001)] * 8000, bits=1), None)
     assert verify_image(png_of((8000, 8000), [bytes(1000)] * 8000, bits=1), None) == (8000, 8000)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [(b"", r"is empty \(0 bytes\)"), (b"\n<!DOCTYPE html><html>", "begins with '<!DOCTYPE html><html>'")],
+)
+def test_what_is_no_image_is_said_in_words(content: bytes, fault: str) -> None:
+    """A download that failed leaves an empty file or the page of a server, and Pillow's class of error says neither."""
+    with pytest.raises(DataError, match=fault):
+        verify_image(content, None)
