@@ -127,12 +127,14 @@ class Neighbours:
         try:
             with self:
                 spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[name]
             place = place_in(error, [self._file]) or self._file
             remedy = ""
             if isinstance(error, ModuleNotFoundError) and error.name:
                 remedy = f". {_remedy_for_missing(error.name, self._file)}"
+            elif isinstance(error, SystemExit):
+                remedy = ". It ends the program; put what only a script needs under if __name__ == '__main__':"
             raise RewardError(f"{place} fails when it is loaded: {type(error).__name__}: {error}{remedy}") from error
         return module
 
