@@ -41,7 +41,7 @@ SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "
 @pytest.mark.parametrize(
     ("placement", "source", "message"),
     [
-        ("user_suffix", "{{ prompt }}\nThis reference is only a word", r"uses .* prompt; needed: reference, written \{\{ reference \}\};"),
+        ("user_suffix", "{{ prompt }}\nThis reference is only a word", r"uses .* prompt; .* written \{\{ reference \}\};"),
         ("user_suffix", "{{ prompt }}{# {{ reference }} #}", "uses the variables prompt; needed: reference"),
         ("user_suffix", "{{ prompt }} {{ reference", "does not parse"),
         ("user_suffix", "{{ prompt }} {{ reference }} {{ answer }}", "uses .*answer.*; needed: reference, .*further"),
