@@ -201,6 +201,10 @@ def _arguments(file: Path | str | None, settings: Fields | None) -> list[str]:
         try:
             text = str(value) if isinstance(value, str | Path) else json.dumps(value)
         except TypeError:
+            if callable(value):
+                raise ConfigError(
+                    f"{key} is a function; write it into a file and name it: 'FILE.py:FUNCTION'"
+                ) from None
             raise ConfigError(
                 f"{key} has a {type(value).__name__}; accepted: texts, numbers, lists and dicts of them, and None. Data are "
                 "named by a file, a folder or a hub name; write a table of your own as Parquet or JSON lines"

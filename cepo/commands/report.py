@@ -78,7 +78,16 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     from cepo.report.score_tables import TABLE_FORMATS, write_table
 
     folders = [run_folder_of(Path(run)) for run in runs]
-    are_scored = all(is_scored(run) for run in runs)  # evaluations and tables, which have no curves
+    twice = next((run for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{twice} is named twice; a run compared with itself has no difference and no spread")
+    scored = [run for run in runs if is_scored(run)]  # evaluations and tables, which have no curves
+    are_scored = len(scored) == len(runs)
+    if scored and not are_scored:
+        raise ConfigError(
+            f"{scored[0]} is an evaluation or a table, and {next(run for run in runs if run not in scored)} a run; compare "
+            "runs with one another, or their checkpoints after cepo evaluate"
+        )
     endings = [*TABLE_FORMATS, ".html"]
     if not are_scored:
         endings += _FIGURES

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Sequence
 
+from cepo.algorithms import available_estimators
 from cepo.errors import ConfigError
 
 _KEY = r"[A-Za-z_][\w-]*(?:\.[\w-]+)*"
 _SETTING = re.compile(rf"{_KEY}=.*", re.DOTALL)
-_FLAG = re.compile(rf"--?(?P<key>{_KEY})(?:=(?P<value>.*))?", re.DOTALL)
+_FLAG = re.compile(rf"(?P<dashes>--?)(?P<key>{_KEY})(?:=(?P<value>.*))?", re.DOTALL)
 _NUMBER = re.compile(r"-[\d.]+([eE]-?\d+)?")
 _CONFIG_NAMES = ("config", "c", "config_file", "cfg")
+_SWEEPS = ("-m", "--multirun", "--sweep")
 _CONFIG_NAME = re.compile(r"[\w-]+/[\w-]+")
 
 
@@ -30,9 +33,9 @@ def settings_in(words: Sequence[str], explained: Callable[[str, str], str]) -> l
     return list(words)
 
 
-def _flags_in(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns key and value of each `--key value`, `--key=value`, `--key a b` (a list) and `--key`, whose value is true."""
-    flags: list[tuple[str, str]] = []
+def _flags_in(words: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Returns flag, key and value of each `--key value`, `--key=value`, `--key a b` (a list) and `--key`, which is true."""
+    flags: list[tuple[str, str, str]] = []
     for position, word in enumerate(words):
         flag = _FLAG.fullmatch(word)
         if flag is None:
@@ -41,17 +44,19 @@ def _flags_in(words: Sequence[str]) -> list[tuple[str, str]]:
         if value is None:
             values = list(itertools.takewhile(_is_value, words[position + 1 :]))
             value = f"[{','.join(values)}]" if len(values) > 1 else next(iter(values), "true")
-        flags.append((flag["key"].replace("-", "_"), value))
+        flags.append((flag["dashes"] + flag["key"], flag["key"].replace("-", "_"), value))
     return flags
 
 
-def _about_flags(flags: Sequence[tuple[str, str]], explained: Callable[[str, str], str]) -> str:
+def _about_flags(flags: Sequence[tuple[str, str, str]], explained: Callable[[str, str], str]) -> str:
     remedies: list[str] = []
-    for key, value in flags:
+    for flag, key, value in flags:
         if key in _CONFIG_NAMES:
-            remedies.append(f"'--{key}': write config={value}")
+            remedies.append(f"'{flag}': write config={value}")
+        elif flag in _SWEEPS:
+            remedies.append(f"'{flag}': a command is one run; repeat it with each value, in a loop of the shell")
         else:
-            remedies.append(f"'--{key}': {explained(key, value)}")
+            remedies.append(f"'{flag}': {explained(key, value)}")
     if len(remedies) == 1:
         return f"settings have no dashes. {remedies[0]}"
     return "settings have no dashes:" + "".join(f"\n  {remedy}" for remedy in remedies)
@@ -68,6 +73,10 @@ def _what_is_right(word: str) -> str:
     """Returns what to write in place of a word that is no setting, of which a shell may have made several words."""
     if word.endswith((".yaml", ".yml")) or _CONFIG_NAME.fullmatch(word):
         return f"did you mean 'config={word}'?"
+    if word in available_estimators():
+        return f"did you mean 'algorithm.adv_estimator={word}'? Several methods stand in one word: --methods a,{word}"
+    if word.startswith("microgeo:") or os.path.exists(word):
+        return f"what is read is named behind a key: data.train_files={word} in train, data={word} in evaluate and credit"
     return (
         "settings have the form a.b.c=value, with no space beside the equals sign, and with quotes around the whole setting "
         "if its value has spaces: trainer.max_steps=20 'trainer.logger=[console, wandb]'"

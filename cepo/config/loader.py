@@ -310,7 +310,7 @@ def _load_plugins(merged: Tree, origins: Origins) -> None:
                 )
         except ConfigError as error:
             raise origins.error(key, str(error)) from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = place_in(error, [path]) or path
             raise origins.error(key, f"{key}: importing {where} failed: {type(error).__name__}: {error}") from error
 

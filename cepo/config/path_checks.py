@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cepo.config.paths import HUB_NAME, MICROGEO_DATA, MICROGEO_MODELS, find_path, near_path, searched, split_source
 from cepo.errors import ConfigError, ForeignFileError
-from cepo.files.safe_files import read_text
+from cepo.files.safe_files import is_lfs_pointer, read_text
 from cepo.run_folder.layout import last_checkpoint
 
 _HUB_ADDRESS = re.compile(
@@ -70,8 +70,15 @@ def require_data(key: str, name: str) -> None:
     if find_path(path) is None and not is_hub_name:
         raise ConfigError(
             f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split)."
-            f"{near_path(path) or _near_hub_name(name)}"
+            f"{near_path(path) or _near_hub_name(name) or _about_pattern(path)}"
         )
+
+
+def _about_pattern(path: str) -> str:
+    """Returns what to write in place of a pattern of a shell, which a name of data is not."""
+    if not any(mark in path for mark in "*?["):
+        return ""
+    return f" A name is no pattern: give the folder {Path(path).parent}, or the files as a list"
 
 
 def require_model(key: str, name: str | None) -> None:
@@ -129,6 +136,9 @@ def require_weights(model_path: str) -> None:
         missing = "config.json"
     elif not weights:
         missing = "weights (*.safetensors or *.bin)"
+    pointer = next((file for file in weights if file.is_file() and is_lfs_pointer(file)), None)
+    if pointer is not None:
+        raise ConfigError(f"{pointer} is a pointer of Git LFS to a file that is not here; git lfs pull gets it.")
     if missing is not None:
         raise ConfigError(
             f"worker.actor.model.model_path={model_path} has no {missing}; give a folder with a whole Hugging Face "

@@ -134,8 +134,8 @@ def near_config_name(path: str) -> str:
 
 def searched(path: str) -> str:
     """Describes for an error message where a path was looked up."""
-    if Path(path).is_absolute():
-        return "an absolute path"
+    if without_user(path).is_absolute():
+        return f"looked for {without_user(path)}" if path.startswith("~") else "an absolute path"
     if Path(path).parts[:1] and Path(path).parts[0] in _SHIPPED_FOLDERS:
         return f"looked in the working directory {Path.cwd()} and among the shipped files in {SHIPPED_FOLDER}"
     return f"looked in the working directory {Path.cwd()}"

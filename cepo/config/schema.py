@@ -31,6 +31,8 @@ from cepo.sections.fields import (
 def _one_line(text: str) -> str:
     if not text.isprintable():
         raise ValueError(f"{text!a} has a line end or another control character; give a name without it")
+    if Path(text).is_absolute() or ".." in Path(text).parts:
+        raise ValueError(f"'{text}' is a path; give a name, and the run folder as trainer.save_checkpoint_path=FOLDER")
     return text
 
 
@@ -41,7 +43,7 @@ def _located_sources(text: str) -> str:
 Sources = Annotated[Joined, AfterValidator(_located_sources)]
 """One or more data sets, separated by commas or as a list."""
 OneLine = Annotated[str, AfterValidator(_one_line)]
-"""A name of a folder without line ends and other control characters, which shells and YAML change."""
+"""A name below `checkpoints/`, without line ends and other control characters, which shells and YAML change."""
 
 
 @section
@@ -163,7 +165,7 @@ class TrainerConfig:
 
     total_epochs: Count = 15
     """Passes over the training set; max_steps overrides it."""
-    max_steps: Natural | None = None
+    max_steps: Count | None = None
     """Number of training steps, also for the learning-rate schedule; null: total_epochs decides."""
     project_name: OneLine = "cepo"
     """Project in trackers, and outer folder of checkpoints and records."""

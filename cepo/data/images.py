@@ -59,6 +59,15 @@ def _require_sides(size: tuple[int, int], name: str, limits: str) -> None:
 # Pixels
 
 
+def _what_is_wrong(content: bytes, error: Exception) -> str:
+    """Says why an image file cannot be opened; what a server answered in its place is often a page of HTML."""
+    if not content:
+        return "is empty (0 bytes)"
+    if content.lstrip().startswith(b"<"):
+        return f"is no image but a text that begins with {content.lstrip()[:30].decode('ascii', 'replace')!r}"
+    return f"cannot be read ({type(error).__name__})"
+
+
 def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str = "the image") -> Image.Image:
     """Opens an image file, which errors call `name`; formats other than `formats` are not even tried, as `FORMATS` says.
 
@@ -69,7 +78,7 @@ def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str 
     except Image.DecompressionBombError as error:
         raise DataError(f"{name} is too large: {error}") from error
     except Exception as error:  # damaged bytes make decoders raise almost anything
-        raise DataError(f"{name} cannot be read ({type(error).__name__}); accepted: {', '.join(formats)}") from error
+        raise DataError(f"{name} {_what_is_wrong(content, error)}; accepted: {', '.join(formats)}") from error
     key = image.info.get("transparency")
     if image.format == "PNG" and image.mode == "L" and isinstance(key, int):
         # Pillow widens the greys of 2 and 4 bits to 8, and not the one that is transparent.

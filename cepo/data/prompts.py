@@ -82,8 +82,8 @@ class UserTemplate:
             raise ConfigError(f"{origin} does not parse: {error}") from error
         if needed not in used or used - {needed, *others}:
             raise ConfigError(
-                f"{origin} uses the variables {', '.join(sorted(used)) or '(none)'}; needed: {needed}, further accepted: "
-                f"{', '.join(others) or '(none)'}"
+                f"{origin} uses the variables {', '.join(sorted(used)) or '(none)'}; needed: {needed}, written "
+                f"{{{{ {needed} }}}}; further accepted: {', '.join(others) or '(none)'}"
             )
 
     def render(self, **values: str) -> str:

@@ -111,6 +111,11 @@ def local_source(source: str) -> LocalSource | None:
     files = _folder_files(source, path, split_name) if path.is_dir() else [path]
     if path.is_file() and split_name != TRAIN:
         raise ConfigError(f"data files '{source}': a single file has only the split train, got '{split_name}'")
+    if path.is_file() and format_of(path) is None:
+        raise ConfigError(
+            f"data file '{source}': the ending '{path.suffix}' is none that is read; accepted: {', '.join(FORMATS)}. Save a "
+            "sheet as .csv, and unpack an archive"
+        )
     kinds = {format_of(file) for file in files}
     if len(kinds) != 1 or None in kinds:
         names = f": {_listed(files, path)}" if len(kinds) > 1 else ""

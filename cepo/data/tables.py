@@ -28,7 +28,7 @@ from cepo.data.sources import PARQUET, TEXT_FORMATS, LocalSource, format_of, loc
 from cepo.data.text_rows import text_rows
 from cepo.errors import CepoError, ConfigError, DataError, ForeignFileError, unusable_place
 from cepo.files.own_cache import cached, digest_of
-from cepo.files.safe_files import open_regular
+from cepo.files.safe_files import LFS_POINTER, open_regular
 from cepo.files.trees import Tree, is_dict, is_list
 from cepo.terminal.progress import phase
 
@@ -37,7 +37,6 @@ pyarrow: Any = untyped_pyarrow  # it has no type annotations
 _FORM = "3"
 """Part of the key of copies; another one is needed when copies are written otherwise."""
 _BATCH_ROWS = 100
-_LFS = b"version https://git-lfs"
 _PANDAS_INDEX = "__index_level_"
 
 
@@ -295,11 +294,11 @@ def _local_rows(source: str, local: LocalSource) -> Rows:
 def _digest(file: Path, within: Path | None) -> str:
     """Returns the digest of a data file; raises `ConfigError` if there is nothing in it."""
     with open_regular(file, within=within) as opened:
-        head = opened.read(len(_LFS))
+        head = opened.read(len(LFS_POINTER))
         opened.seek(0)
         if not head:
             raise ConfigError(f"data file {file} is empty (0 bytes); remove it or write it again")
-        if head == _LFS:
+        if head == LFS_POINTER:
             raise ConfigError(
                 f"data file {file} is a pointer of Git LFS to a file that is not here; git lfs pull gets it"
             )

@@ -18,6 +18,7 @@ from cepo.files.trees import Tree
 
 _BOM = b"\xef\xbb\xbf"
 _DELIMITERS = {CSV: ",", TSV: "\t"}
+_OTHER_DELIMITERS = (";", "\t", "|")
 _SEPARATORS = re.compile(r"[\s,]*")
 _Record = tuple[int, bytes, str | None]
 """The line where a row begins, from 1, the row as a JSON object, and why it is a bad row."""
@@ -131,7 +132,10 @@ def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:
     double = next((name for name in names if name and names.count(name) > 1), None)
     if double is not None:
         fault = f"names the column {double!r:.100} twice"
-    if double is not None or not any(names):
+    other = next((mark for mark in _OTHER_DELIMITERS if len(names) == 1 and mark in names[0]), None)
+    if other is not None:
+        fault = f"is one column with {other!r} in its name; fields are separated by commas in .csv and by tabs in .tsv"
+    if double is not None or other is not None or not any(names):
         raise ConfigError(f"data file {path}: its first row, the header, {fault}; accepted: the columns' names")
     return names
 

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from cepo.errors import CepoError, DataError, ForeignFileError
 from cepo.files.trees import Tree
 
+LFS_POINTER = b"version https://git-lfs"
 LARGEST_TEXT = 10_000_000
 """The largest configuration, prompt or template, in bytes."""
 LARGEST_JSON = 200_000_000
@@ -149,6 +150,12 @@ def irregular_file(folder: Path) -> Path | None:
         if path.is_symlink() or not is_file_or_folder:
             return path
     return None
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Returns whether a file is what Git LFS leaves in place of one that has not been fetched."""
+    with open_regular(path) as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def size_of(path: Path, *, within: Path | str | None = None) -> int:

@@ -264,6 +264,10 @@ def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
     if reward_type not in ("batch", "sequential"):
         raise RewardError(f"{path}: REWARD_TYPE = {reward_type!r}; it is 'batch' or 'sequential'.")
     _check_keywords(function, kwargs, f"{path.name}:{function_name}")
+    if inspect.iscoroutinefunction(inspect.unwrap(function)):
+        raise RewardError(
+            f"{path.name}:{function_name} is async; write a function that returns asyncio.run(...) of it."
+        )
     return LoadedReward(
         function=functools.partial(function, **kwargs),
         reward_type=reward_type,

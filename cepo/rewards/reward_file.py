@@ -105,12 +105,14 @@ def run_reward_file(file: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         place = place_in(error, [file]) or file
         remedy = ""
         if isinstance(error, ModuleNotFoundError):
             remedy = f". Modules are found beside {file}, in PYTHONPATH and among the libraries of {sys.executable}"
+        elif isinstance(error, SystemExit):
+            remedy = ". It ends the program; put what only a script needs under if __name__ == '__main__':"
         raise RewardError(f"{place} fails when it is loaded: {type(error).__name__}: {error}{remedy}") from error
     return module
 

@@ -273,10 +273,13 @@ def test_a_comparison_shows_numbers_beyond_sums(folder: Path, tmp_path: Path, va
 
 
 @pytest.mark.parametrize("attack", FORMS.values(), ids=FORMS)
-def test_a_comparison_never_waits_for_a_checkpoints_state(folder: Path, attack: Callable[[str], Attack]) -> None:
+def test_a_comparison_never_waits_for_a_checkpoints_state(
+    folder: Path, tmp_path: Path, attack: Callable[[str], Attack]
+) -> None:
     """It reads the training data's checksum there, which may be absent."""
     attack("global_step_2/trainer_state.json")(folder)
-    assert main(["compare", str(folder), str(folder)]) == 0
+    other = write_run(tmp_path / "seed", validated(0.3, 0.5))
+    assert main(["compare", str(folder), str(other)]) == 0
 
 
 HOSTILE_NAME = "a\n\\input{/etc/passwd}\r\\write18{id}\u2028% <script>alert(1)</script> | [x](javascript:y) &lt;"

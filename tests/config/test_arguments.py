@@ -19,6 +19,11 @@ def test_settings_are_keys_with_values() -> None:
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
+        (["-m", "a.b=1,2"], "'-m': a command is one run"),
+        (["--multirun", "a.b=1,2"], "'--multirun': a command is one run"),
+        (["rloo"], "'algorithm.adv_estimator=rloo'? Several methods stand in one word: --methods a,rloo"),
+        (["microgeo:validation"], "data=microgeo:validation in evaluate"),
+        (["."], "data.train_files=. in train"),
         (["base.yaml"], "did you mean 'config=base.yaml'?"),
         (["--config", "base.yaml"], "write config=base.yaml"),
         (["--a.b", "1"], "write a.b=1"),

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from cepo.commands.cli import main
 from cepo.config import RunConfig, check_config, find_path, load_config, split_function
 from cepo.config.checks import SIGNIFICANT_BITS
+from cepo.config.path_checks import require_weights
 from cepo.errors import ConfigError
 
 BASE = "config=configs/microgeo/base.yaml"
@@ -55,6 +56,8 @@ FAULTS = [
     ("data.val_files=microgeo:test", "Known: microgeo:train, microgeo:validation"),
     ("data.image_dir=README.md", "data.image_dir=README.md is a file; give a folder"),
     ("data.image_dir=no/such", "data.image_dir=no/such: there is no such folder"),
+    ("data.train_files=shards/*.parquet", "not found (", "A name is no pattern: give the folder shards,"),
+    ("data.train_files=~/nowhere-at-all.csv", f"not found (looked for {Path.home()}/nowhere-at-all.csv)",),
     ("data.train_files=../nowhere-at-all", "not found (", "not a hub name (org/name@split)"),
     ("data.train_files=org/name@a@b", "one '@'"),
     ("data.train_files=[org/name,data/train.parquet]", "data.train_files=data/train.parquet", "not found ("),
@@ -318,3 +321,13 @@ def test_the_plan_notes_values_that_are_seldom_meant(argument: str, note: str) -
     notes = [line for line in check_config(load_config([BASE, argument])) if note in line]
     assert len(notes) == 1
     assert not any(note in line for line in check_config(load_config([BASE])))
+
+
+def test_weights_that_git_lfs_has_not_fetched_are_named(tmp_path: Path) -> None:
+    """The header of such a file would be called too large."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12345\n"
+    )
+    with pytest.raises(ConfigError, match=r"model\.safetensors is a pointer of Git LFS.*git lfs pull"):
+        require_weights(str(tmp_path))

@@ -243,6 +243,9 @@ def test_a_plugin_that_is_missing_or_fails_is_named(tmp_path: Path) -> None:
     broken.write_text("raise RuntimeError('no luck')\n")
     message = message_of([*REQUIRED, f"trainer.plugins=[{broken}]"])
     assert "RuntimeError: no luck" in message
+    ends = tmp_path / "ends_for_config_test.py"
+    ends.write_text("raise SystemExit(2)\n")
+    assert "SystemExit: 2" in message_of([*REQUIRED, f"trainer.plugins=[{ends}]"])
     assert "'nothing' not found" in message_of([*REQUIRED, "trainer.plugins=['${nothing}']"])
     assert "trainer.plugins must be a list" in message_of([*REQUIRED, "trainer.plugins=a.py"])
 

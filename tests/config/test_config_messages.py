@@ -38,6 +38,18 @@ def test_a_folder_has_a_name_without_line_ends(name: str, value: str) -> None:
         load_config(["config=configs/microgeo/base.yaml", f"trainer.{name}={value}"])
 
 
+@pytest.mark.parametrize("setting", ["experiment_name=../mine", "project_name=/mine", "experiment_name=a/../../b"])
+def test_a_name_leads_to_no_other_folder(setting: str) -> None:
+    """A run is written below `checkpoints/`, unless its folder is named."""
+    message = message_of([*REQUIRED, f"trainer.{setting}"])
+    assert "is a path; give a name, and the run folder as trainer.save_checkpoint_path=FOLDER" in message
+
+
+def test_a_run_of_no_steps_is_refused() -> None:
+    """It would load the model, train nothing, and report success."""
+    assert "trainer.max_steps must be at least 1, got 0" in message_of([*REQUIRED, "trainer.max_steps=0"])
+
+
 @pytest.mark.parametrize("value", ["#x.jsonl", "a #x.jsonl", "[a] # b", "'a' #b"])
 @pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
 def test_no_part_of_an_argument_is_lost_as_a_comment(key: str, value: str) -> None:

@@ -16,6 +16,11 @@ from cepo.errors import CheckpointError, ConfigError
         (["config=microgeo/base"], None, "got a list; settings come second, by dotted name"),
         ({"trainer.max_steps": 3}, None, "got a dict; settings come second, by dotted name"),
         ("microgeo/base", ["trainer.max_steps=3"], "settings are a dict by dotted name.*got a list"),
+        (
+            "microgeo/base",
+            {"worker.reward.reward_function": len},
+            "write it into a file and name it: 'FILE.py:FUNCTION'",
+        ),
         ("microgeo/base", {"data.train_files": object()}, "data.train_files has a object; accepted: texts"),
     ],
 )

@@ -299,3 +299,13 @@ def test_an_image_has_at_most_the_pixels_that_pillow_decodes(monkeypatch: pytest
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 51)
     with pytest.raises(DataError, match=r"the image is too large: .*104 pixels"):
         verify_image(content, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [(b"", r"is empty \(0 bytes\)"), (b"\n<!DOCTYPE html><html>", "begins with '<!DOCTYPE html><html>'")],
+)
+def test_what_is_no_image_is_said_in_words(content: bytes, fault: str) -> None:
+    """A download that failed leaves an empty file or the page of a server, and Pillow's class of error says neither."""
+    with pytest.raises(DataError, match=fault):
+        verify_image(content, None)

@@ -140,3 +140,10 @@ def test_a_slice_without_rows_is_refused(tmp_path: Path) -> None:
     for part in ("[5:2]", "[1:]", "[:0]"):
         with pytest.raises(ConfigError, match="have no rows"):
             read_source(f"{tmp_path}@train{part}")
+
+
+def test_the_file_of_a_spreadsheet_is_named_with_the_way_out(tmp_path: Path) -> None:
+    """Its ending is the fault, and not that there would be several formats."""
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
+    with pytest.raises(ConfigError, match=r"the ending '\.xlsx' is none that is read.*Save a sheet as \.csv"):
+        read_source(str(tmp_path / "rows.xlsx"))

@@ -41,10 +41,10 @@ SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "
 @pytest.mark.parametrize(
     ("placement", "source", "message"),
     [
-        ("user_suffix", "{{ prompt }}\nThis reference is only a word", "uses the variables prompt; needed: reference"),
+        ("user_suffix", "{{ prompt }}\nThis reference is only a word", r"uses .* prompt; .* written \{\{ reference \}\};"),
         ("user_suffix", "{{ prompt }}{# {{ reference }} #}", "uses the variables prompt; needed: reference"),
         ("user_suffix", "{{ prompt }} {{ reference", "does not parse"),
-        ("user_suffix", "{{ prompt }} {{ reference }} {{ answer }}", "uses .*answer.*; needed: reference, further"),
+        ("user_suffix", "{{ prompt }} {{ reference }} {{ answer }}", "uses .*answer.*; needed: reference, .*further"),
         ("user_suffix", "Sample: {{ reference }}\n{{ prompt }}", "must begin with the prompt .*use placement free"),
         ("free", "{{ prompt }} {{ reference }} {{ prompt }}", "must contain the prompt exactly once"),
         *(

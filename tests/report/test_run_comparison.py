@@ -299,3 +299,21 @@ def test_cepo_compare_writes_table_page_and_curves(
     assert report_pixels(outs[2]).std() > 0.02
     assert "curves.png" in printed
     assert "45.00 ± 5.00" in printed
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As two repeats of one seed they would have a spread of 0, which reads as certainty."""
+    folder = write_run(tmp_path / "a", validated(0.3, 0.4))
+    assert main(["compare", str(folder), f"{folder}/metrics.jsonl"]) == 2
+    assert "is named twice; a run compared with itself has no difference and no spread" in capsys.readouterr().err
+
+
+def test_a_run_and_an_evaluation_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The evaluation is not called a run that has not begun."""
+    folder = write_run(tmp_path / "a", validated(0.3, 0.4))
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "evaluation.json").write_text("{}")
+    assert main(["compare", str(folder), str(tmp_path / "e")]) == 2
+    assert f"{tmp_path / 'e'} is an evaluation or a table, and {folder} a run" in capsys.readouterr().err.replace(
+        "\n", ""
+    )

@@ -95,6 +95,8 @@ def test_a_bad_reward_setting_is_refused_with_the_accepted_ones(
         ("\nfrom mathruler.grader import it", ["line 2", "No module named 'mathruler'"]),
         ("def main(samples:", ["SyntaxError: '(' was never closed (broken.py, line 1)"]),
         ("raise ValueError('no licence')", ["no licence"]),
+        ("\nraise SystemExit(2)", ["line 2", "SystemExit: 2. It ends the program; put what only a script needs under if"]),
+        ("async def main(samples): return []", ["main is async; write a function that returns asyncio.run(...) of it"]),
     ],
 )  # fmt: skip
 def test_a_reward_file_that_cannot_serve_is_refused(tmp_path: Path, source: str, said: list[str]) -> None:
