@@ -25,7 +25,8 @@ _CUE = re.compile(
     r"|\bi\s+(?:would\s+)?(?:choose|select|pick|go\s+with)\s+(?:option\s+)?(?=[*(]*[A-J]\b)"
     r"|答案】?(?:应该?)?(?:是|为)?\s*[:：]?\s*"
     r"|(?<!不)选(?:择|项)?(?:是|为)?\s*[:：]?\s*(?=[(（]?[A-J](?![A-Za-z]))"
-    r"|答\s*[:：]\s*",
+    r"|(?:\bwhich|\bit|\bthis|\bthat)\s+(?:is|corresponds\s+to|matches)\s+(?:option|choice)\s+(?=[*(]*[A-J][)*.\s]*\Z)"
+    r"|答\s*[:：]\s*(?:[^，。；：\n\d不]{0,20}[是为有](?=\s*[-\d\\$¥]))?",
     re.IGNORECASE,
 )
 """The words before a stated answer."""
