@@ -49,8 +49,7 @@ _TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 """The words with which a statement is taken back, in its own line or at the beginning of a later one."""
-_MAY_AFFIRM_NO = re.compile(r"\W*(?:no|actually)\W+(?:(?:it|that|this)(?:\s+is|'s)\s+)?", re.IGNORECASE)
-_MAY_EXPLAIN = re.compile(r"\W*(?:actually|hmm+)[\s,.:!–—，。：！]*(?:(?:it|that|this)(?:\s+is|'s)\s+)?", re.IGNORECASE)
+_MAY_EXPLAIN = re.compile(r"\W*(?:no|actually|hmm+)\W+(?:(?:it|that|this)(?:\s+is|'s)\s+)?", re.IGNORECASE)
 _MAY_STATE_ANOTHER = re.compile(
     r"\d|[零一二两三四五六七八九十不错]|(?<![A-Za-z])[A-J](?![A-Za-z])|\A\s*too\b|n't\b"
     r"|(?i:\b(?:yes|no|not|none|never|nothing|nobody|neither|cannot|impossible|wrong|incorrect|should|instead|mis\w+)\b)"
@@ -191,7 +190,7 @@ def _taking_back(text: str, kind: AnswerKind | None, stated: str) -> list[re.Mat
 def _affirms_no(text: str, match: re.Match[str]) -> bool:
     """Returns whether words behind `No.` only say why, as in `No, it is a dog.` or `Actually, it is green.`"""
     behind, _, _ = text[match.end() :].partition("\n")
-    is_affirming = _MAY_AFFIRM_NO.fullmatch(match[0]) is not None
+    is_affirming = _MAY_EXPLAIN.fullmatch(match[0]) is not None
     return is_affirming and _NO_STATEMENT.match(behind) is None and yes_or_no(behind) != "yes"
 
 
@@ -294,11 +293,11 @@ def _unless_taken_back(answer: str, behind: str, kind: AnswerKind, choices: Sequ
 def _only_explains(text: str, match: re.Match[str], kind: AnswerKind, choices: Sequence[str]) -> bool:
     """Returns whether what begins with `Actually` states no other answer, as in `Actually, this follows from it.`"""
     behind, _, _ = text[match.end() :].partition("\n")
-    if _MAY_EXPLAIN.fullmatch(match[0]) is None or len(behind) > LONGEST_ANSWER:
+    may_explain = _MAY_EXPLAIN.fullmatch(match[0]) is not None and "no" not in match[0].casefold()
+    if not may_explain or len(behind) > LONGEST_ANSWER or _MAY_STATE_ANOTHER.search(behind):
         return False
     names_option = any(choice.casefold() in behind.casefold() for choice in choices)
-    states_number = kind == "numeric" and any(map(is_number, behind.split()))
-    return not (names_option or states_number or _MAY_STATE_ANOTHER.search(behind))
+    return not names_option and not (kind == "numeric" and any(map(is_number, behind.split())))
 
 
 def _is_choice_alone(line: str, others: Sequence[str], choices: Sequence[str]) -> bool:
