@@ -136,7 +136,8 @@ def measured(folder: Path) -> Figures:
     for name, size in resident:
         by_name[f"resident_bytes_of {name}"] += size
     shared = [file.stat().st_size for file in Path("/dev/shm").iterdir()]
-    return by_name | disk_bytes(folder) | {
+    by_name |= disk_bytes(folder)
+    return by_name | {
         "resident_bytes": process.memory_info().rss,
         "resident_bytes_of_children": sum(size for _, size in resident),
         "tensor_bytes": tensor_bytes(),
