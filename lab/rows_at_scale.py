@@ -1,11 +1,11 @@
 """Measures how a start reads and checks many rows: seconds, processor time and memory, with an empty and a full cache.
 
-    python -m lab.rows_at_scale make FOLDER --rows 100000
+    python -m lab.rows_at_scale make FOLDER --rows 100000 [--distinct 200 --width 1024]
     python -m lab.rows_at_scale measure FOLDER/images.jsonl --starts 2
     python -m lab.rows_at_scale steps FOLDER/images.jsonl --seconds 10
 
-`make` writes a tiny model and two sets of rows: `text.jsonl`, and `images.jsonl` with an image of 1024 x 768 in each row,
-of which few are distinct. `measure` starts a process for each start, which reads the set as training does, and prints a
+`make` writes a tiny model and two sets of rows: `text.jsonl`, and `images.jsonl` with an image in each row, by default of
+1024 x 768 pixels and one of 200. `measure` starts a process for each start, which reads the set as training does, and prints a
 line of JSON for each: seconds and processor seconds from the loaded tokenizer to the checked rows, and the peaks of the
 resident memory of the main process and of all processes together. The first start finds an empty cache. Memory that
 processes share counts once in `peak_all_gb` (proportional) and for each process in `peak_all_resident_gb`.
@@ -27,9 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-DISTINCT_IMAGES = 200
 PROMPTS = 64
-SIZE = (1024, 768)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -38,7 +36,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 def main() -> None:
     options = _arguments()
     if options.command == "make":
-        make(options.folder, options.rows)
+        make(options.folder, options.rows, options.distinct, options.width)
     elif options.command == "start":
         start(options.data, alone=options.alone)
     elif options.command == "steps":
@@ -53,6 +51,8 @@ def _arguments() -> argparse.Namespace:
     making = commands.add_parser("make", help="write the model and the rows")
     making.add_argument("folder", type=Path)
     making.add_argument("--rows", type=int, default=100_000)
+    making.add_argument("--distinct", type=int, default=200, help="images")
+    making.add_argument("--width", type=int, default=1024, help="of an image in pixels; its height is 3/4 of it")
     measuring = commands.add_parser("measure", help="start several times, at first with an empty cache")
     measuring.add_argument("data", type=Path)
     measuring.add_argument("--starts", type=int, default=2)
@@ -66,15 +66,15 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make(folder: Path, rows: int) -> None:
+def make(folder: Path, rows: int, num_distinct: int, width: int) -> None:
     """Writes the model, the images and the two sets of rows."""
     from lab.worlds.model import build_untrained_model
 
     build_untrained_model(folder / "model")
     images = folder / "pictures"
     images.mkdir(parents=True, exist_ok=True)
-    for number in range(DISTINCT_IMAGES):
-        _photograph(number, images / f"{number:03d}.jpg")
+    for number in range(num_distinct):
+        _photograph(number, (width, width * 3 // 4), images / f"{number:03d}.jpg")
     words = random.Random(0)
     with (folder / "text.jsonl").open("w") as texts, (folder / "images.jsonl").open("w") as with_images:
         for number in range(rows):
@@ -86,21 +86,21 @@ def make(folder: Path, rows: int) -> None:
             }
             texts.write(json.dumps(row) + "\n")
             row["prompt"] = f"<image>{problem}"
-            row["images"] = [f"pictures/{number % DISTINCT_IMAGES:03d}.jpg"]
+            row["images"] = [f"pictures/{number % num_distinct:03d}.jpg"]
             with_images.write(json.dumps(row) + "\n")
 
 
 _WORDS = ("the", "triangle", "circle", "area", "length", "angle", "is", "of", "and", "find", "side", "12", "3.5", "sum")
 
 
-def _photograph(seed: int, path: Path) -> None:
-    """Writes a JPEG of the size of a photograph's, about 150 kB: smooth areas with noise."""
+def _photograph(seed: int, size: tuple[int, int], path: Path) -> None:
+    """Writes a JPEG, of 1024 x 768 pixels about 150 kB: smooth areas with noise."""
     import numpy
     from PIL import Image
 
     random_numbers = numpy.random.default_rng(seed)
     coarse = Image.fromarray(random_numbers.integers(0, 256, (24, 32, 3), dtype=numpy.uint8))
-    smooth = numpy.asarray(coarse.resize(SIZE, Image.Resampling.BICUBIC), dtype=numpy.float32)
+    smooth = numpy.asarray(coarse.resize(size, Image.Resampling.BICUBIC), dtype=numpy.float32)
     noisy = smooth + random_numbers.normal(0, 6, smooth.shape)
     Image.fromarray(noisy.clip(0, 255).astype(numpy.uint8)).save(path, quality=88)
 

@@ -162,6 +162,6 @@ def _in_24_hours(time: Time) -> set[tuple[int, int, int]]:
         first_hour = _NOON if time.half == "p" else 0
         return {(first_hour + time.hour % _NOON, time.minute, time.second)}
     hours = {time.hour}
-    if time.hour <= _NOON:
+    if 1 <= time.hour <= _NOON:  # no clock of 12 hours has an hour 0
         hours.add((time.hour + _NOON) % _HOURS_OF_DAY)
     return {(possible_hour, time.minute, time.second) for possible_hour in hours}

@@ -25,7 +25,8 @@ _CUE = re.compile(
     r"|\bi\s+(?:would\s+)?(?:choose|select|pick|go\s+with)\s+(?:option\s+)?(?=[*(]*[A-J]\b)"
     r"|答案】?(?:应该?)?(?:是|为)?\s*[:：]?\s*"
     r"|(?<!不)选(?:择|项)?(?:是|为)?\s*[:：]?\s*(?=[(（]?[A-J](?![A-Za-z]))"
-    r"|答\s*[:：]\s*",
+    r"|(?:\bwhich|\bit|\bthis|\bthat)\s+(?:is|corresponds\s+to|matches)\s+(?:option|choice)\s+(?=[*(]*[A-J][)*.\s]*\Z)"
+    r"|答\s*[:：]\s*(?:[^，。；：\n\d不]{0,20}[是为有](?=\s*[-\d\\$¥]))?",
     re.IGNORECASE,
 )
 """The words before a stated answer."""
@@ -48,7 +49,12 @@ _TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 """The words with which a statement is taken back, in its own line or at the beginning of a later one."""
-_MAY_AFFIRM_NO = re.compile(r"\W*(?:no|actually)\W+(?:(?:it|that|this)(?:\s+is|'s)\s+)?", re.IGNORECASE)
+_MAY_EXPLAIN = re.compile(r"\W*(?:no|actually|hmm+)\W+(?:(?:it|that|this)(?:\s+is|'s)\s+)?", re.IGNORECASE)
+_MAY_STATE_ANOTHER = re.compile(
+    r"\d|[零一二两三四五六七八九十不错]|(?<![A-Za-z])[A-J](?![A-Za-z])|\A\s*too\b|n't\b"
+    r"|(?i:\b(?:yes|no|not|none|never|nothing|nobody|neither|cannot|impossible|wrong|incorrect|should|instead|mis\w+)\b)"
+)
+"""What a line has that may state another answer, or that the one before it is wrong."""
 _INSTEAD = re.compile(
     r"[.,;:!?]\s*(?:no,?\s+)?(?P<is>(?:it|this)(?:\s+is|'s)\s+)|[\s,;]+but\s+|[，。；]\s*(?:而?是|应?选)", re.IGNORECASE
 )
@@ -184,7 +190,7 @@ def _taking_back(text: str, kind: AnswerKind | None, stated: str) -> list[re.Mat
 def _affirms_no(text: str, match: re.Match[str]) -> bool:
     """Returns whether words behind `No.` only say why, as in `No, it is a dog.` or `Actually, it is green.`"""
     behind, _, _ = text[match.end() :].partition("\n")
-    is_affirming = _MAY_AFFIRM_NO.fullmatch(match[0]) is not None
+    is_affirming = _MAY_EXPLAIN.fullmatch(match[0]) is not None
     return is_affirming and _NO_STATEMENT.match(behind) is None and yes_or_no(behind) != "yes"
 
 
@@ -197,6 +203,7 @@ def _replacing_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]
     is_denied = stated is None
     places = [*_INSTEAD.finditer(text)][-_MOST_ENDS:] if stated is None else _taking_back(text, kind, stated)
     options = {choice.casefold() for choice in choices}
+    num_words = 0 if stated is None else len(_without_prose(_plain_line(stated), kind, choices).split())
     for match in reversed(places):
         if match[0].strip(" .,!").casefold() in options:  # `(B). No.`
             continue
@@ -206,8 +213,10 @@ def _replacing_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]
             is_answer = _is_quantity(answer)
         elif kind == "choice":
             is_answer = bool(chosen(answer, choices))
+        elif kind == "yes_no":
+            is_answer = match["is"] is not None or _FIRST_WORD.match(answer) is not None
         else:
-            is_answer = match["is"] is not None or (kind == "yes_no" and _FIRST_WORD.match(answer) is not None)
+            is_answer = match["is"] is not None or 0 < len(answer.split()) <= num_words
         is_taken_back = not is_denied and _NO_STATEMENT.match(behind) is not None
         if is_answer or is_taken_back:
             return answer
@@ -277,7 +286,18 @@ def _unless_taken_back(answer: str, behind: str, kind: AnswerKind, choices: Sequ
     replacing = _replacing_answer(behind, kind, choices, answer)
     if replacing is not None:
         return replacing
-    return None if _taking_back(behind, kind, answer) else answer
+    places = _taking_back(behind, kind, answer)
+    return answer if all(_only_explains(behind, match, kind, choices) for match in places) else None
+
+
+def _only_explains(text: str, match: re.Match[str], kind: AnswerKind, choices: Sequence[str]) -> bool:
+    """Returns whether what begins with `Actually` states no other answer, as in `Actually, this follows from it.`"""
+    behind, _, _ = text[match.end() :].partition("\n")
+    may_explain = _MAY_EXPLAIN.fullmatch(match[0]) is not None and "no" not in match[0].casefold()
+    if not may_explain or len(behind) > LONGEST_ANSWER or _MAY_STATE_ANOTHER.search(behind):
+        return False
+    names_option = any(choice.casefold() in behind.casefold() for choice in choices)
+    return not names_option and not (kind == "numeric" and any(map(is_number, behind.split())))
 
 
 def _is_choice_alone(line: str, others: Sequence[str], choices: Sequence[str]) -> bool:

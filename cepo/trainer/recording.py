@@ -18,7 +18,10 @@ from cepo.types import TokenSignal
 
 
 def reward_metrics(rollouts: Rollouts) -> Metrics:
-    """Returns metrics of rewards by field, lengths in tokens, and the share of responses cut by the length limit."""
+    """Returns metrics of rewards by field, lengths in tokens, and the share of responses cut by the length limit.
+
+    A field that has the name of a metric of the rewards is recorded as `reward/score.<field>`.
+    """
     lengths = rollouts.response_mask.sum(dim=1)
     metrics: Metrics = {
         "reward/mean": mean_of(rollouts.rewards),
@@ -40,7 +43,8 @@ def reward_metrics(rollouts: Rollouts) -> Metrics:
     keys.discard("overall")
     for key in sorted(keys):
         values = [score[key] for score in rollouts.scores if key in score]
-        metrics[f"reward/{key}"] = mean_of(torch.tensor(values))
+        name = f"reward/{key}"
+        metrics[f"reward/score.{key}" if name in metrics else name] = mean_of(torch.tensor(values))
     return metrics
 
 

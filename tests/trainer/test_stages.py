@@ -30,6 +30,7 @@ from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.filtering import sample_until_enough
 from cepo.trainer.penalty import penalise
 from cepo.trainer.planning import ScoringPlan, make_plan
+from cepo.trainer.recording import reward_metrics
 from cepo.trainer.rollout_groups import PromptResponses, described_groups, rollout_groups
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import Distillation, DivergenceConfig, RolloutGroup, TokenSignal
@@ -213,6 +214,21 @@ def test_batches_after_the_first_have_both_log_probs() -> None:
     assert second.old_log_probs.unique().tolist() == [TRAINERS]
     for batch in (first, second):
         assert batch.sampled_log_probs.unique().tolist() == [ENGINES]
+
+
+def test_no_score_replaces_a_metric_of_the_rewards() -> None:
+    """Rewards 1 and 3: mean 2, deviation 1, one of two right. `accuracy` is the function's own name; `mean` is not."""
+    scores = [
+        {"overall": 1.0, "accuracy": 1.0, "mean": 0.5, "std": 8.0, "correct": 7.0, "num_raised": 6.0},
+        {"overall": 3.0, "accuracy": 0.5, "mean": 0.5, "std": 8.0, "correct": 7.0, "num_raised": 6.0},
+    ]
+    prompts = cast("Any", [SimpleNamespace(token_ids=(7,))])
+    values = results(reward_metrics(rollouts_of([(1, 2)] * 2, [1.0, 3.0], scores=scores, prompts=prompts)))
+    own = {name: values[f"reward/{name}"] for name in ("mean", "std", "correct", "num_raised", "accuracy")}
+    assert own == {"mean": 2.0, "std": 1.0, "correct": 0.5, "num_raised": 0.0, "accuracy": 0.75}
+    theirs = {name: values[f"reward/score.{name}"] for name in ("mean", "std", "correct", "num_raised")}
+    assert theirs == {"mean": 0.5, "std": 8.0, "correct": 7.0, "num_raised": 6.0}
+    assert "reward/score.accuracy" not in values
 
 
 END, STOP = 90, 91
