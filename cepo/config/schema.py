@@ -31,6 +31,10 @@ from cepo.sections.fields import (
 def _one_line(text: str) -> str:
     if not text.isprintable():
         raise ValueError(f"{text!a} has a line end or another control character; give a name without it")
+    return text
+
+
+def _name(text: str) -> str:
     if Path(text).is_absolute() or ".." in Path(text).parts:
         raise ValueError(f"'{text}' is a path; give a name, and the run folder as trainer.save_checkpoint_path=FOLDER")
     return text
@@ -43,7 +47,9 @@ def _located_sources(text: str) -> str:
 Sources = Annotated[Joined, AfterValidator(_located_sources)]
 """One or more data sets, separated by commas or as a list."""
 OneLine = Annotated[str, AfterValidator(_one_line)]
-"""A name below `checkpoints/`, without line ends and other control characters, which shells and YAML change."""
+"""A name of a folder without line ends and other control characters, which shells and YAML change."""
+Name = Annotated[OneLine, AfterValidator(_name)]
+"""A name below `checkpoints/`, which leads to no other place."""
 
 
 @section
@@ -167,9 +173,9 @@ class TrainerConfig:
     """Passes over the training set; max_steps overrides it."""
     max_steps: Count | None = None
     """Number of training steps, also for the learning-rate schedule; null: total_epochs decides."""
-    project_name: OneLine = "cepo"
+    project_name: Name = "cepo"
     """Project in trackers, and outer folder of checkpoints and records."""
-    experiment_name: OneLine = "demo"
+    experiment_name: Name = "demo"
     """Run in trackers, and folder within the project's."""
     logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]] = [
         "console",

@@ -45,6 +45,11 @@ def test_a_name_leads_to_no_other_folder(setting: str) -> None:
     assert "is a path; give a name, and the run folder as trainer.save_checkpoint_path=FOLDER" in message
 
 
+def test_the_run_folder_may_be_anywhere(tmp_path: Path) -> None:
+    for folder in (str(tmp_path), "../beside"):
+        assert load(f"trainer.save_checkpoint_path={folder}").trainer.save_checkpoint_path == folder
+
+
 def test_a_run_of_no_steps_is_refused() -> None:
     """It would load the model, train nothing, and report success."""
     assert "trainer.max_steps must be at least 1, got 0" in message_of([*REQUIRED, "trainer.max_steps=0"])
