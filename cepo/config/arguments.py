@@ -76,7 +76,9 @@ def _what_is_right(word: str) -> str:
     if word in available_estimators():
         return f"did you mean 'algorithm.adv_estimator={word}'? Several methods stand in one word: --methods a,{word}"
     if word.startswith("microgeo:") or os.path.exists(word):
-        return f"what is read is named behind a key: data.train_files={word} in train, data={word} in evaluate and credit"
+        return (
+            f"what is read is named behind a key: data.train_files={word} in train, data={word} in evaluate and credit"
+        )
     return (
         "settings have the form a.b.c=value, with no space beside the equals sign, and with quotes around the whole setting "
         "if its value has spaces: trainer.max_steps=20 'trainer.logger=[console, wandb]'"

@@ -320,8 +320,8 @@ def _environment_references(merged: Tree) -> dict[_Keys, object]:
 
     The result maps each setting's path to its text or list with the references to the environment unresolved.
     """
-    hidden = OmegaConf.create(with_texts(merged, _with_hidden_references))
-    tree = cast("Tree", OmegaConf.to_container(hidden, resolve=True))
+    hidden = with_texts(merged, _with_hidden_references)
+    tree = cast("Tree", OmegaConf.to_container(OmegaConf.create(hidden), resolve=True))
     from_environment: dict[_Keys, object] = {}
     for path, value in _leaves(tree, ()):
         if any(_HIDDEN in text for text in texts_of(value)):
