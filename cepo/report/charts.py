@@ -1,4 +1,4 @@
-"""The charts of a run, which `assets/charts.toml` lists with what metrics mean, and the bands of their curves."""
+"""The charts of a run, which `charts.toml` lists with what metrics mean, and the bands of their curves."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from cepo.metrics import wilson_interval
 from cepo.report.drawing import Chart, Series
-from cepo.report.html_page import ASSETS, Section
+from cepo.report.html_page import Section
 from cepo.report.recorded_run import COUNTS
 
 Curves = Mapping[str, Mapping[int, float]]
@@ -18,7 +19,7 @@ Curves = Mapping[str, Mapping[int, float]]
 LEARNING = "Learning"
 LENGTH = "Response length"
 HELD_OUT = "Held-out accuracy"
-_TABLES = tomllib.loads((ASSETS / "charts.toml").read_text(encoding="utf-8"))
+_TABLES = tomllib.loads(Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"))
 
 
 def planned_charts(known: Sequence[str]) -> Iterator[tuple[Chart, list[str]]]:

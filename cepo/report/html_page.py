@@ -14,7 +14,7 @@ from cepo.report.shown_responses import CreditedResponse
 from cepo.run_folder.writing import write_atomically
 from cepo.terminal.lines import without_controls
 
-ASSETS = Path(__file__).parent / "assets"
+_ASSETS = Path(__file__).parent / "assets"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def write_page(
     """
     return write_template(
         path,
-        ASSETS / "page.html",
+        _ASSETS / "page.html",
         title=title,
         subtitle=subtitle,
         headline=headline,

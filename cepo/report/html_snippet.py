@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from cepo.report.html_page import ASSETS, rendered
+from cepo.report.html_page import rendered
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
 from cepo.report.shown_responses import data_uri
 from cepo.run_folder.trace import GroupRecord
@@ -12,7 +13,7 @@ from cepo.run_folder.trace import GroupRecord
 
 def fragment(contrast: Contrast, *, image: str | None = None) -> str:
     """Returns the contrast as HTML; `image` is a data URI. All texts are escaped."""
-    return rendered(ASSETS / "snippet.html", contrast=contrast, image=image)
+    return rendered(Path(__file__).with_suffix(".html"), contrast=contrast, image=image)
 
 
 def tracked_credit(groups: Sequence[GroupRecord], method: str) -> str:
