@@ -118,7 +118,10 @@ class Command(click.Command):
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            print_plain(f"{ctx.command_path} needs torch: pip install 'cepo[cpu]' or 'cepo[gpu]'", to_stderr=True)
+            print_plain(
+                f"{ctx.command_path} needs torch: pip install -e '.[cpu]' or '.[gpu]', in cepo's checkout",
+                to_stderr=True,
+            )
         return _USAGE_ERROR
 
 

@@ -149,7 +149,7 @@ def test_without_torch_model_says_what_to_install(
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "cepo.look.contrast")
     assert main(["look", str(rollouts_file(tmp_path)), "--model", str(ASSETS)]) == 2
-    assert capsys.readouterr().err == "cepo look needs torch: pip install 'cepo[cpu]' or 'cepo[gpu]'\n"
+    assert capsys.readouterr().err == "cepo look needs torch: pip install -e '.[cpu]' or '.[gpu]', in cepo's checkout\n"
 
 
 def test_an_adapter_is_to_be_merged_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def test_trls_completions_are_read_with_their_step_and_verdict(tmp_path: Path) -
     assert "images" in seen.lacks
 
 
-def test_the_reward_that_judges_answers_tells_the_verdict(tmp_path: Path) -> None:
+def test_the_reward_function_of_answers_tells_the_verdict(tmp_path: Path) -> None:
     """TRL's accuracy_reward and think_format_reward: a wrong answer in the right format has 1 of 2, and is wrong."""
     table = trl_table(1, "4545", [1.0, 0.0, 1.0, 0.0]).assign(think_format_reward=[1.0, 1.0, 0.0, 0.0])
     seen = read_rollouts_of(write_trl(tmp_path, [table]))
