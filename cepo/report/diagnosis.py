@@ -287,11 +287,13 @@ def _correlations(groups: Sequence[ResponseGroup], numbers: numpy.ndarray) -> nu
     rewards = [response.reward for group in groups for response in group.responses]
     ends = numpy.cumsum([len(group.responses) for group in groups])
     columns = numpy.column_stack([rewards, numbers])  # (R, 1 + K)
-    centred = numpy.concatenate([part - part.mean(axis=0) for part in numpy.split(columns, ends[:-1])])
+    columns_of_groups = numpy.split(columns, ends[:-1])
+    centred = numpy.concatenate([part - part.mean(axis=0) for part in columns_of_groups])
     norms = numpy.linalg.norm(centred, axis=0)
     spread = norms[0] * norms
-    products = centred[:, 0] @ centred
-    return numpy.divide(products, spread, out=numpy.zeros_like(products), where=spread > _ROUNDING)[1:]
+    correlations = numpy.zeros(len(spread))
+    numpy.divide(centred[:, 0] @ centred, spread, out=correlations, where=spread > _ROUNDING)
+    return correlations[1:]
 
 
 def length_as_reward(observed: Observed) -> Finding | None:

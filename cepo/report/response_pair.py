@@ -184,7 +184,9 @@ def _shares_of_words(tokens: Sequence[str], shares: Sequence[float]) -> dict[str
     share_of_word: dict[str, float] = {}
     for match in _WORD.finditer("".join(tokens)):
         share = float(share_of_character[match.start() : match.end()].max())
-        word = match[0] if len(match[0]) <= _LONGEST_WORD else f"{match[0][: _LONGEST_WORD - 1]}…"
+        word = match[0]
+        if len(word) > _LONGEST_WORD:
+            word = f"{word[: _LONGEST_WORD - 1]}…"
         share_of_word[word] = max(share, share_of_word.get(word, 0.0))
     return share_of_word
 
