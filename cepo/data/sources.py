@@ -40,19 +40,12 @@ _PART = re.compile(
 )
 """The name of one of the parts of a whole as its beginning and its number: `-00000-of-00002`, `_1`, `.part3`; the
 number behind a `v` is that of a version."""
-_SPLITS = {
-    TRAIN: "train|training",
-    "validation": "val|valid|validation|validate|dev|eval|evaluation",
-    "test": "test|testing|testmini|held[_-]?out|hold[_-]?out|benchmark",
-}
-"""The words that name a split, as patterns."""
-
-
-def _word(pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![^\W\d_])(?:{pattern})(?:s|_?set|data)?(?![^\W\d_])", re.IGNORECASE)
-
-
-_HELD_OUT = _word(f"{_SPLITS['validation']}|{_SPLITS['test']}")
+_ALIASES = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
+_HELD_OUT = re.compile(
+    r"(?<![^\W\d_])(test|testing|testmini|val|valid|validation|validate|dev|eval|evaluation|held[_-]?out|hold[_-]?out"
+    r"|benchmark)(s|set|_set|data)?(?![^\W\d_])",
+    re.IGNORECASE,
+)
 """A word that names rows which are not for training."""
 
 
@@ -137,8 +130,7 @@ def _folder_files(source: str, folder: Path, split: str) -> list[Path]:
     files = _data_files(folder)
     if not files:
         raise ConfigError(f"data files '{source}': no data of a single format there; accepted: {', '.join(FORMATS)}")
-    word = _word_of(split)
-    chosen = [file for file in files if word.search(file.stem) or _folder_named(file, folder, word)]
+    chosen = _named_after(files, folder, split)
     if not chosen and split == TRAIN:
         chosen = files
     held_out = [file for file in chosen if _HELD_OUT.search(file.stem) or _HELD_OUT.fullmatch(file.parent.name)]
@@ -163,9 +155,10 @@ def _files_of_saved_split(source: str, folder: Path, split: str) -> list[Path]:
     """Returns the files of a split of a folder that `DatasetDict.save_to_disk` wrote."""
     listed: object = read_json(folder / _SAVED_SPLITS, dict, within=hub_folder(folder)).get("splits")
     names = [name for name in listed if isinstance(name, str)] if is_list(listed) else []
-    named = [split] if split in names else list(filter(_word_of(split).fullmatch, names))
-    if named:
-        return _saved_files(folder / named[0])[0]
+    spellings = {name.lower(): name for name in names}
+    for word in _names_of(split):
+        if word in spellings:
+            return _saved_files(folder / spellings[word])[0]
     raise ConfigError(f"data files '{source}': no split there is named '{split}'. There are: {', '.join(names)}")
 
 
@@ -198,20 +191,32 @@ def _data_files(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _word_of(split: str) -> re.Pattern[str]:
-    """Returns the words that name a split: its own name, or those that mean the same."""
-    for words in _SPLITS.values():
-        if re.fullmatch(words, split, re.IGNORECASE):
-            return _word(words)
-    return _word(re.escape(split))
+def _names_of(split: str) -> list[str]:
+    """Returns the words that name a split, in small letters: its own name, then others that mean the same."""
+    name = split.lower()
+    names = [name]
+    for words in _ALIASES:
+        if name in words:
+            names += [word for word in words if word != name]
+    return names
 
 
-def _folder_named(file: Path, folder: Path, word: re.Pattern[str]) -> Path | None:
-    """Returns the outermost folder around the file, below `folder`, that a word names; None if there is none."""
+def _named_after(files: Sequence[Path], folder: Path, split: str) -> list[Path]:
+    """Returns the files that have a split's name as a word in their own, or are in a folder of that name."""
+    for name in _names_of(split):
+        word = re.compile(rf"(?<![^\W\d_]){re.escape(name)}(set|data)?(?![^\W\d_])", re.IGNORECASE)
+        chosen = [file for file in files if word.search(file.stem) or _folder_named(file, folder, [name])]
+        if chosen:
+            return chosen
+    return []
+
+
+def _folder_named(file: Path, folder: Path, names: Sequence[str]) -> Path | None:
+    """Returns the outermost folder of one of these names around the file, below `folder`; None if there is none."""
     place = folder
     for part in file.relative_to(folder).parts[:-1]:
         place = place / part
-        if word.fullmatch(part):
+        if part.lower() in names:
             return place
     return None
 
@@ -221,7 +226,7 @@ def _require_one_whole(source: str, files: Sequence[Path], folder: Path, split: 
 
     Others may hold the same rows: copies, versions, and a whole beside its parts.
     """
-    places = {_folder_named(file, folder, _word_of(split)) for file in files}
+    places = {_folder_named(file, folder, _names_of(split)) for file in files}
     if len(places) == 1 and None not in places:
         return
     wholes: set[tuple[Path, str | None]] = set()  # each with its number of parts
