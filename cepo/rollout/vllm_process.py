@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import logging
@@ -37,6 +38,11 @@ _FIXED_OPTIONS: Mapping[str, object] = {
     "generation_config": "vllm",
     "disable_log_stats": True,
 }
+_STAGES_OF_START = {
+    "determine_available_memory": "compiling the model and measuring its memory",
+    "compile_or_warm_up_model": "capturing graphs",
+}
+"""What vLLM's start does, by the name of its worker's method."""
 _COMMON_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 _CPU_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -186,13 +192,43 @@ def start_engine(settings: GeneratorSettings) -> LLM:
         try:
             from vllm import LLM
 
-            with callers_state_kept(), warnings.catch_warnings():
+            with callers_state_kept(), stages_shown(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
                 if without_gpu():
                     _load_model_classes(settings)
                 return LLM(**options)
         except Exception as error:
             raise EngineError(f"vLLM could not start on '{settings.model_path}': {last_lines(error)}") from error
+
+
+@contextlib.contextmanager
+def stages_shown() -> Iterator[None]:
+    """Names what vLLM's start is busy with in the lines of progress, in place of vLLM's bars of graphs."""
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    executors: Any = UniProcExecutor
+    call = executors.collective_rpc
+
+    def shown(executor: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        stage = _STAGES_OF_START.get(method) if isinstance(method, str) else None
+        if stage is None:
+            return call(executor, method, *args, **kwargs)
+        with phase(stage, is_brief=True):
+            return call(executor, method, *args, **kwargs)
+
+    graphs: Any = None
+    if not without_gpu():
+        from vllm.v1.worker.gpu import cudagraph_utils as graphs
+    bar = getattr(graphs, "tqdm", None)
+    executors.collective_rpc = shown
+    if bar is not None:
+        graphs.tqdm = functools.partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        executors.collective_rpc = call
+        if bar is not None:
+            graphs.tqdm = bar
 
 
 def _is_another_message(record: logging.LogRecord) -> bool:
