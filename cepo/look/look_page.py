@@ -67,14 +67,16 @@ def _spread(groups: Sequence[ResponseGroup]) -> Sequence[ResponseGroup]:
 
 
 def _results(observed: Observed) -> Iterator[Result]:
-    num_dead = sum(group.is_dead for group in observed.groups)
+    compared = [group for group in observed.groups if len(group.responses) > 1]
     rewards = observed.values("reward/mean")
     yield Result(value=f"{len(observed.responses):,}", name="rollouts", details=f"in {len(observed.groups):,} groups")
-    yield Result(
-        value=f"{100 * num_dead / len(observed.groups):.0f} %",
-        name="of the groups are dead",
-        details="equal rewards, from which a group method learns nothing",
-    )
+    if compared:
+        num_dead = sum(group.is_dead for group in compared)
+        yield Result(
+            value=f"{100 * num_dead / len(compared):.0f} %",
+            name="of the groups are dead",
+            details="equal rewards, from which a group method learns nothing",
+        )
     if rewards:
         yield Result(
             value=f"{rewards[-1]:.3g}", name="mean reward of the last step", details=f"first step {rewards[0]:.3g}"

@@ -88,6 +88,17 @@ def test_no_text_of_a_response_becomes_markup(tmp_path: Path) -> None:
     assert HOSTILE in "".join(pages[1].texts)
 
 
+def test_single_responses_are_no_dead_groups(tmp_path: Path) -> None:
+    """Validations have one response a problem; a group of one has nothing to compare."""
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"Problem {number}?", "completion": "5", "reward": number % 2} for number in range(6)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    seen = read_rollouts_of(file)
+    observed = Observed(groups_of(seen.responses), seen.metrics)
+    page = write_look_page(tmp_path / "look.html", seen, observed, diagnosed(observed))
+    assert "of the groups are dead" not in page.read_text(encoding="utf-8")
+
+
 def test_a_page_of_many_responses_stays_small(tmp_path: Path) -> None:
     """Of 20,000 responses of 300 characters, those of evenly spread groups are in a page of less than 8 MB."""
     file = rollouts_file(tmp_path, groups=5_000, response=" and so on" * 27)
