@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from cepo.sections.fields import fields_of
 from cepo.sections.reader import default_tree
 from cepo.types import TokenBatch, TokenSignal
 
-_COMMA = re.compile(r",(?![^()\[\]{}]*[)\]}])")
-"""A comma that is not in brackets."""
+_OPENING = "([{"
+_CLOSING = ")]}"
 
 
 class LeaveOneOut(GroupRelativeEstimator):
@@ -104,7 +103,18 @@ def _require_advantages(text: str, estimator: Estimator) -> None:
 
 def _split(line: str) -> list[str]:
     """Splits at the commas that are not in brackets."""
-    parts = [part.strip() for part in _COMMA.split(line)]
+    parts = [""]
+    depth = 0
+    for letter in line:
+        if letter in _OPENING:
+            depth += 1
+        elif letter in _CLOSING:
+            depth -= 1
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    parts = [part.strip() for part in parts]
     if not all(parts):
         raise ConfigError(f"methods: '{line}' has an empty part; put one comma between two names or settings")
     return parts

@@ -25,6 +25,15 @@ def test_settings_in_parentheses_win_over_the_configs() -> None:
     assert first.config.advantage.scale == "none"
 
 
+def test_a_comma_within_brackets_separates_nothing() -> None:
+    """A comma of the parentheses may stand before another bracket, as that of a mapping."""
+    line = "cepo(lambda_init=1, negative={select: random, fallback: neutral}), grpo"
+    methods = read_methods(line, {})
+    assert list(methods) == ["uniform", line.removesuffix(", grpo"), "grpo"]
+    negative = list(methods.values())[1].config.negative
+    assert (negative.select, negative.fallback) == ("random", "neutral")
+
+
 def test_the_reference_is_the_reward_less_that_of_the_others() -> None:
     """1 - (0 + 0.5) / 2 = 0.75, 0 - (1 + 0.5) / 2 = -0.75 and 0.5 - (1 + 0) / 2 = 0, on response tokens alone."""
     batch = token_batch([1.0, 0.0, 0.5], [0, 0, 0], lengths=[2, 1, 2], old=torch.zeros(3, 2), views={})
