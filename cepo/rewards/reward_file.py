@@ -63,9 +63,8 @@ class _Neighbours:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Returns where a module beside the file is; None for others. Python calls it for each import."""
-        if (
-            path is not None or name in sys.stdlib_module_names
-        ):  # a module in a package is where the package's path says
+        is_in_package = path is not None  # whose own path has it
+        if is_in_package or name in sys.stdlib_module_names:
             return None
         is_own_package = name == self.package.partition(".")[0]
         folder = self._package_root.parent if is_own_package else self._file.parent
@@ -75,8 +74,8 @@ class _Neighbours:
         return spec
 
 
-_folders: set[Path] = set()
-"""The folders of the reward files that this process has run."""
+_files: set[Path] = set()
+"""The reward files that this process has run."""
 
 
 def run_reward_file(file: Path) -> ModuleType:
@@ -93,10 +92,11 @@ def run_reward_file(file: Path) -> ModuleType:
         if neighbours.package:
             name = f"{neighbours.package}.{name}"
         _require_own_modules(file.parent)
-        _folders.add(file.parent)
-        sys.meta_path.insert(0, neighbours)
-        # Last: a folder without __init__.py is a package if nothing else has its name.
-        sys.path.append(str(file.parent))
+        if file not in _files:
+            _files.add(file)
+            sys.meta_path.insert(0, neighbours)
+            # Last: a folder without __init__.py is a package if nothing else has its name.
+            sys.path.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise RewardError(f"{file} is not a Python file: its name must end in .py.")
@@ -119,9 +119,10 @@ def run_reward_file(file: Path) -> ModuleType:
 
 def _require_own_modules(folder: Path) -> None:
     """Raises `RewardError` if a module in a folder has the name of one that was imported from another reward's folder."""
+    other_folders = {file.parent for file in _files} - {folder}
     for place in folder.glob("*.py"):
         origin = getattr(sys.modules.get(place.stem), "__file__", None)
-        if origin is not None and Path(origin).parent in _folders - {folder}:
+        if origin is not None and Path(origin).parent in other_folders:
             raise RewardError(f"{place} and {origin} are modules of one name, which reward files import: rename one.")
 
 

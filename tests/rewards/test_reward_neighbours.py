@@ -121,3 +121,18 @@ def test_the_time_for_loading_a_file_is_a_setting(tmp_path: Path) -> None:
         EngineError, match=r"took more than worker\.reward\.start_timeout_seconds=1\.5\. Raise the limit"
     ):
         RewardPool(config)
+
+
+def test_a_file_of_two_functions_is_found_by_one_finder(tmp_path: Path) -> None:
+    """A worker loads a file once for the reward and once for the answer; every later import asks each finder."""
+    file = tmp_path / "reward.py"
+    file.write_text(f"VALUE = 1\n{FUNCTIONS}")
+    program = """
+import sys
+from cepo.rewards.contract import load_answer_function, load_reward
+before = len(sys.meta_path), len(sys.path)
+load_reward(f"{sys.argv[1]}:main", {}), load_answer_function(f"{sys.argv[1]}:answer")
+print(len(sys.meta_path) - before[0], len(sys.path) - before[1])
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1"]
