@@ -102,14 +102,11 @@ def gpu_finding(index: int, gpu: Gpu) -> Finding:
 def tool_findings(*, with_vllm: bool) -> list[Finding]:
     """Reports the tools with which Triton compiles the C launchers of its kernels."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
+    headers_package = f"python3.{sys.version_info.minor}-dev"
+    place_of_headers = str(headers) if headers.is_file() else None
     return [
         _tool_finding("C compiler", c_compiler(), "gcc", with_vllm=with_vllm),
-        _tool_finding(
-            "Python headers",
-            str(headers) if headers.is_file() else None,
-            f"python3.{sys.version_info.minor}-dev",
-            with_vllm=with_vllm,
-        ),
+        _tool_finding("Python headers", place_of_headers, headers_package, with_vllm=with_vllm),
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -58,13 +57,35 @@ class CallbackList(Callback):
             raise ConfigError(f"callbacks is a list; write callbacks=[{type(callbacks).__name__}()]")
         for callback in callbacks:
             _check(callback)
-        for stage in _STAGES:
-            setattr(self, stage, functools.partial(_call_each, callbacks, stage))
+        self._callbacks = callbacks
 
+    def after_sample(self, rollouts: Rollouts) -> None:
+        for callback in self._callbacks:
+            callback.after_sample(rollouts)
 
-def _call_each(callbacks: Sequence[Callback], stage: str, *values: object) -> None:
-    for callback in callbacks:
-        getattr(callback, stage)(*values)
+    def after_plan(self, plan: ScoringPlan) -> None:
+        for callback in self._callbacks:
+            callback.after_plan(plan)
+
+    def after_score(self, batch: ScoredBatch) -> None:
+        for callback in self._callbacks:
+            callback.after_score(batch)
+
+    def after_estimate(self, batch: ScoredBatch, signal: TokenSignal) -> None:
+        for callback in self._callbacks:
+            callback.after_estimate(batch, signal)
+
+    def after_update(self, batch: ScoredBatch, signal: TokenSignal) -> None:
+        for callback in self._callbacks:
+            callback.after_update(batch, signal)
+
+    def after_record(self, step: int, metrics: Mapping[str, float]) -> None:
+        for callback in self._callbacks:
+            callback.after_record(step, metrics)
+
+    def after_validate(self, step: int, metrics: Mapping[str, float]) -> None:
+        for callback in self._callbacks:
+            callback.after_validate(step, metrics)
 
 
 def _check(callback: object) -> None:
