@@ -27,6 +27,9 @@ ATTENTION_NAME = "shared_segments"
 BLOCK_SIZE = 128
 """The side of a FlexAttention block in tokens."""
 
+_LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
+"""What packed attention and its gradients may differ by from float64, of their norm; an H100 had 1e-6 and 8e-3."""
+
 
 class Part(NamedTuple):
     """A range of queries that attends to a range of keys."""
@@ -314,7 +317,8 @@ def require_packed_attention(decoder: nn.Module, device: torch.device, dtype: to
     """Compiles packed attention for the sizes of the decoder's attention layers, before the first pass.
 
     Raises:
-        EngineError: the compiler cannot build the kernels of both directions for this device.
+        EngineError: the compiler cannot build the kernels of both directions for this device, or they compute something
+            else.
     """
     for module in decoder.modules():
         sizes = _sizes_of_attention(module)
@@ -342,21 +346,38 @@ def _sizes_of_attention(module: Any) -> _AttentionSizes | None:
 def _require_gradients(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, scale: float
 ) -> None:
-    """Runs forward and backward on two blocks, so that a kernel too large for the device fails before the update."""
-    layout = SegmentLayout(starts=(0, 2 * BLOCK_SIZE), branch_ends=(2 * BLOCK_SIZE,))
-    query_shape = (1, heads, layout.num_tokens, width)
-    key_shape = (1, key_heads, layout.num_tokens, width)
+    """Compares output and gradients on three blocks with `attend_by_parts` in float64, before the first update.
+
+    A kernel that is too large for the device fails here, and one that computes something else is found.
+    """
+    # A prompt with two branches, which begin and end inside blocks.
+    layout = SegmentLayout(starts=(0, 150, 270, 3 * BLOCK_SIZE), branch_ends=(3 * BLOCK_SIZE, 270, 3 * BLOCK_SIZE))
+    draw = torch.Generator().manual_seed(0)
+    inputs: list[Tensor] = []
+    for number_of_heads in (heads, key_heads, key_heads):
+        inputs.append(torch.randn(1, number_of_heads, layout.num_tokens, width, generator=draw).to(dtype))
+    exact = [tensor.double().requires_grad_() for tensor in inputs]
+    here = [tensor.to(device).requires_grad_() for tensor in inputs]
+    wanted = attend_by_parts(exact[0], exact[1], exact[2], layout, scale)
     try:
-        query = torch.zeros(query_shape, device=device, dtype=dtype, requires_grad=True)
-        key = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
-        value = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
-        output = compiled("inductor")(query, key, value, packed_mask(layout, device), scale)
-        torch.autograd.grad(output.sum(), [query, key, value])
+        found = compiled("inductor")(here[0], here[1], here[2], packed_mask(layout, device), scale)
+        gradients = torch.autograd.grad(found.sum(), here)
     except RuntimeError as error:  # a kernel that this device, driver or torch build cannot run
-        raise EngineError(
-            f"packed rows cannot be computed here ({type(error).__name__}: {error}); set worker.actor.padding_free=false, "
-            "and worker.critic.padding_free=false for a method with a critic"
-        ) from error
+        raise _cannot_pack(f"{type(error).__name__}: {error}") from error
+    exact_gradients = torch.autograd.grad(wanted.sum(), exact)
+    gap = 0.0
+    for result, reference in zip((found.detach(), *gradients), (wanted.detach(), *exact_gradients), strict=True):
+        distance = (result.cpu() - reference).norm() / reference.norm()
+        gap = max(gap, float(distance.nan_to_num(nan=float("inf"))))
+    if gap > _LARGEST_GAP[dtype]:
+        raise _cannot_pack(f"attention or its gradients differ by {gap:.1e} of their norm from those in float64")
+
+
+def _cannot_pack(reason: str) -> EngineError:
+    return EngineError(
+        f"packed rows cannot be computed here ({reason}); set worker.actor.padding_free=false, and "
+        "worker.critic.padding_free=false for a method with a critic"
+    )
 
 
 class PackedMask(NamedTuple):
@@ -416,5 +437,6 @@ def _listed(table: Bool[Tensor, "Q K"]) -> tuple[Tensor, Tensor]:
     """Returns for each row the number of set entries, and the columns with set entries first."""
     counts = table.sum(dim=1)
     columns = table.int().argsort(dim=1, descending=True, stable=True)
-    # FlexAttention's tables have axes for batch and heads in front.
-    return counts[None, None].int(), columns[None, None].int()
+    # FlexAttention's tables have axes for batch and heads in front. Its kernels take a row of a table as contiguous, but
+    # the columns of a transposed table come transposed: the gradients of keys and values would be those of other blocks.
+    return counts[None, None].int(), columns[None, None].int().contiguous()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from actors import build_actor
+from torch import Tensor
 
+from cepo.errors import EngineError
 from cepo.models import segments
 from cepo.models.processing import Processing
 from testing.attention import attend_by_formula_to_mask
@@ -53,3 +57,22 @@ def test_attention_is_tried_out_for_the_sizes_of_the_decoder(
     segments.require_packed_attention(actor.module.base.get_decoder(), actor.device, torch.bfloat16)
     heads = (MICRO.heads, MICRO.key_value_heads, MICRO.head_width, MICRO.head_width**-0.5)
     assert set(tried) == {(actor.device, torch.bfloat16, *heads)}
+
+
+def test_attention_of_other_gradients_is_refused_before_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H200 took the blocks of a transposed table for those of a key: outputs were right, and gradients grew layer by layer."""
+
+    def with_keys_gradient_of_others(query: Tensor, key: Tensor, *arguments: Any) -> Tensor:
+        return attend_by_formula_to_mask(query, 2 * key - key.detach(), *arguments)
+
+    sizes = (torch.device("cpu"), torch.float32, 4, 2, 32, 32**-0.5)
+    for computes, is_right in ((attend_by_formula_to_mask, True), (with_keys_gradient_of_others, False)):
+        segments._require_gradients.cache_clear()
+        monkeypatch.setattr(segments, "compiled", lambda backend, computes=computes: computes)
+        with (
+            contextlib.nullcontext()
+            if is_right
+            else pytest.raises(EngineError, match=r"its gradients differ by .*padding_free=false")
+        ):
+            segments._require_gradients(*sizes)
+    segments._require_gradients.cache_clear()
