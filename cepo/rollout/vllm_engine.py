@@ -114,7 +114,7 @@ class VllmGenerator:
         The progress counts responses: a request of several ends with its last one, but vLLM waits for each of them.
         """
         engine = llm.llm_engine
-        progress = Progress("sampling responses", num_responses, draws=not self._settings.disable_tqdm)
+        progress = Progress("sampling responses", num_responses, draws=not self._settings.disable_tqdm, is_even=False)
         try:
             with callers_state_kept(), progress:
                 identifiers = self._enqueue(llm, prompts, samplings)

@@ -94,13 +94,15 @@ class Progress:
     """Shows the progress of the task `what` inside this context.
 
     It has `total` items, or None if they cannot be counted. Without a live view, one is opened that ends with this task.
-    `draws`: whether the task is shown on a terminal.
+    `draws`: whether the task is shown on a terminal. `is_even`: whether items finish at about one rate, from which the time
+    left can be told; responses of one length finish together.
     """
 
-    def __init__(self, what: str, total: int | None, *, draws: bool = True) -> None:
+    def __init__(self, what: str, total: int | None, *, draws: bool = True, is_even: bool = True) -> None:
         self.what = what
         self._total = total
         self._draws = draws
+        self._is_even = is_even
         self._done = 0
         self._detail = ""
         self._start = time.monotonic()
@@ -134,14 +136,14 @@ class Progress:
         self._next_line_seconds = later[0] if later else next_minute
 
     def line(self, now: float) -> str:
-        """Returns what is done so far, with the time that is left if items are counted."""
+        """Returns what is done so far, with the time that is left if items are counted and finish at one rate."""
         seconds = self.seconds(now)
         if not self._total or self._total == 1:
             return f"{self.what}: {seconds:.0f} s so far"
         counts = f"{self.what}: {self._done} of {self._total} after {seconds:.0f} s"
         if self._detail:
             counts = f"{counts}, {self._detail}"
-        if not self._done or seconds <= 0:
+        if not self._done or seconds <= 0 or not self._is_even:
             return counts
         rate = self._done / seconds
         remaining_seconds = (self._total - self._done) / rate
