@@ -4,7 +4,8 @@
 
 CEPO with two teachers, an adapter of rank 16, vLLM if it is installed, and settings that are left to the card: passes,
 recomputation, compiled layers, sleep. The first step compiles; the second is the figure. A verdict is a bit of the
-response's digest, so that groups are mixed. FOLDER gets `steps.json`; the exit code is that of the run.
+response's digest, so that groups are mixed. FOLDER gets `steps.json`. Exit code: 1 if an update was skipped
+since its gradient is not finite, else that of the run.
 """
 
 from __future__ import annotations
@@ -106,14 +107,21 @@ def main() -> int:
     steps: list[dict[str, Any]] = [json.loads(line) for line in lines]
     steps = [step for step in steps if "timing_s/step" in step]
     kept = [
-        {name: value for name, value in step.items() if name.startswith(("timing_s/", "perf/", "work/"))}
+        {
+            name: value
+            for name, value in step.items()
+            if name.startswith(("timing_s/", "perf/", "work/", "actor/grad_norm"))
+        }
         for step in steps
     ]
     start = seconds - sum(step["timing_s/step"] for step in steps)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "steps.json").write_text(json.dumps({"start_seconds": start, "steps": kept}, indent=1) + "\n")
     print(f"start and end {start:.0f} s; steps {', '.join(format(step['timing_s/step'], '.1f') for step in steps)} s")
-    return 0
+    skipped = [number for number, step in enumerate(steps, start=1) if step.get("actor/skipped_updates")]
+    if skipped:
+        print(f"lab.gpu_steps: gradients that are not finite in steps {skipped}")
+    return int(bool(skipped))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,12 @@ def lines_of_steps(found: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [("training: start and end, s", f"{found['start_seconds']:.0f}")]
     for name in sorted(key for key in last if key.startswith("timing_s/")):
         lines.append((f"training: {name}, first and last step", f"{first.get(name, 0.0):.2f}, {last[name]:.2f}"))
-    for name in ("perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb", "work/tokens_computed"):
+    for name in (
+        "actor/grad_norm",
+        "perf/max_memory_allocated_gb",
+        "perf/max_memory_reserved_gb",
+        "work/tokens_computed",
+    ):
         if name in last:
             lines.append((f"training: {name}", f"{last[name]:,.1f}"))
     return lines

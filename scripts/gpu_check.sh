@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Everything that only a machine with an NVIDIA GPU can show, in one command:
 #   bash scripts/gpu_check.sh [arguments of pytest ...]
-# In ten minutes it asks of vLLM what training asks of it (where vLLM is installed), takes two steps of a training, and measures the
-# levers of scoring and update one by one, at Qwen3-VL-2B's sizes; its last lines are a table. With CEPO_GPU_CHECK_PARTS=all it goes
-# on with full weights, speculation, tests/gpu, the stages of a step and a profile, in 25 minutes. A part that fails or exceeds its
-# own limit does not keep the next ones from running. Needed: one GPU, torch, transformers, peft, pytest and the package's other
-# needs; no Ray, no network, no weights.
+# In ten minutes it asks of vLLM what training asks of it (where vLLM is installed), compares log-probs and gradients of packed
+# rows with those of padded ones, takes two steps of a training, and measures the levers of scoring and update one by one, at
+# Qwen3-VL-2B's sizes; its last lines are a table. With CEPO_GPU_CHECK_PARTS=all it goes on with full weights, speculation,
+# tests/gpu, the stages of a step and a profile, in 25 minutes. A part that fails or exceeds its own limit does not keep the next
+# ones from running. Needed: one GPU, torch, transformers, peft, pytest and the package's other needs; no Ray, no network, no
+# weights.
 # Everything it prints is in log.txt in the folder: paste that into an issue.
 # Variables, all optional:
 #   OUT                    the folder for the log and the figures (lab/results/gpu/<date and time>)
@@ -91,6 +92,7 @@ if [[ "$HAS_VLLM" == yes ]]; then
 else
     say "" "== engine" "vLLM is not installed: training samples with transformers, and this part is left out"
 fi
+part "packed rows" 100 "$CEPO_PYTHON" -m pytest tests/gpu/test_packed_rows.py -v -rsP -p no:cacheprovider --confcutdir=tests/gpu -k "$DEVICE"
 part "two steps" 240 "$CEPO_PYTHON" -m lab.gpu_steps --device "$DEVICE" --shape "$LARGE" --out "$OUT" "${STEPS[@]}"
 part levers 180 "$CEPO_PYTHON" -m lab.gpu_levers --device "$DEVICE" --shape "$LARGE" --out "$OUT" "${LEVERS[@]}"
 if [[ "$WHICH" == all ]]; then

@@ -16,16 +16,24 @@ from gpu_places import (
     within,
 )
 
-from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts
+from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts, attend_to_mask, packed_mask
 
 
-@pytest.mark.parametrize(("size", "dtype"), [("part", "fp32"), ("part", "bf16"), ("whole", "bf16")])
-def test_packed_log_probs_and_gradients_are_the_padded_ones(place: Place, size: str, dtype: str, figure: Any) -> None:
+@pytest.mark.parametrize(
+    ("size", "dtype", "compiles"),
+    [("part", "fp32", "false"), ("part", "fp32", "true"), ("part", "bf16", "true"), ("whole", "bf16", "true")],
+)
+def test_packed_log_probs_and_gradients_are_the_padded_ones(
+    place: Place, size: str, dtype: str, compiles: str, figure: Any
+) -> None:
     shape = getattr(place, size)
     if size == "whole" and shape is place.part:
         pytest.skip("the trained size is that of parts")
+    if place.device == "cpu":
+        compiles = "false"  # tests/workers/test_compiled_layers.py
     folder = place.checkpoint(shape, dtype)
-    packed, padded = (build_actor(folder, dtype=dtype, padding_free=flag) for flag in ("true", "false"))
+    packed = build_actor(folder, dtype=dtype, padding_free="true", model__compile_layers=compiles)
+    padded = build_actor(folder, dtype=dtype, padding_free="false", model__compile_layers="false")
     for actor in (packed, padded):
         draw_adapter(actor)
     rows = rows_for(shape, folder)
@@ -35,7 +43,7 @@ def test_packed_log_probs_and_gradients_are_the_padded_ones(place: Place, size: 
     assert packed.tokens_computed < 0.7 * padded.tokens_computed
     assert within(found, LOG_PROB_LIMITS[dtype])
     if dtype == "bf16":
-        exact = build_actor(folder, dtype="fp32", padding_free="false")
+        exact = build_actor(folder, dtype="fp32", padding_free="false", model__compile_layers="false")
         draw_adapter(exact)
         exact_scores = exact.score(rows)
         del exact
@@ -66,9 +74,13 @@ def test_block_attention_is_that_of_attention_by_parts(
     inputs = [torch.randn(shape, generator=draw).to(dtype) for shape in shapes]
     expected_inputs = [tensor.double().requires_grad_() for tensor in inputs]
     expected = attend_by_parts(expected_inputs[0], expected_inputs[1], expected_inputs[2], layout, width**-0.5)
-    with_gradient = place.device == "cuda"  # on a CPU FlexAttention has none
+    with_gradient = place.device == "cuda"
     here = [tensor.to(place.device).requires_grad_(with_gradient) for tensor in inputs]
-    attended = attend_by_blocks(here[0], here[1], here[2], layout, width**-0.5)
+    if with_gradient:
+        attended = attend_by_blocks(here[0], here[1], here[2], layout, width**-0.5)
+    else:  # on a CPU FlexAttention has no gradient, and is not compiled for rows of any length
+        mask = packed_mask(layout, here[0].device)
+        attended = attend_to_mask(here[0], here[1], here[2], mask, width**-0.5)
     limit = 1e-4 if dtype is torch.float32 else 3e-2
     gap = float((attended.detach().cpu().double() - expected.detach()).abs().max())
     assert figure(f"attention gap, width {width}, {dtype}", gap) < limit
