@@ -34,7 +34,7 @@ from lab.gpu_dry.step import CASES
 from lab.support.machine import ROOT, machine_record
 from lab.support.tables import RESULTS, table
 
-PARTS = ("engine", "evaluation", "options", "memory", "attention", "head", "step")
+PARTS = ("engine", "evaluation", "options", "memory", "attention", "values", "head", "step")
 PAGE = ROOT / "lab" / "notes" / "gpu-dry.md"
 SECONDS = 900
 """The time limit of one check."""
@@ -81,6 +81,9 @@ def checks() -> Iterator[Check]:
         for size, dtype in (("2b", "bfloat16"), ("2b", "float32"), ("4b", "bfloat16")):
             arguments = (f"qwen3-vl-{size}", dtype)
             yield Check(part="attention", what=f"{size}, {dtype}", card=card, arguments=arguments)
+    for card in CARDS:
+        for dtype in ("bfloat16", "float32"):
+            yield Check(part="values", what=f"micro, {dtype}", card=card, arguments=("micro", dtype))
     for card in CARDS:
         for dtype in ("bfloat16", "float32"):
             yield Check(part="head", what=dtype, card=card, arguments=("qwen3-vl-2b", dtype))
