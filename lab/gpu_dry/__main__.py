@@ -82,7 +82,7 @@ def checks() -> Iterator[Check]:
             arguments = (f"qwen3-vl-{size}", dtype)
             yield Check(part="attention", what=f"{size}, {dtype}", card=card, arguments=arguments)
     for card in CARDS:
-        for dtype in ("bfloat16", "float32"):
+        for dtype in ("float16", "float32"):
             yield Check(part="values", what=f"micro, {dtype}", card=card, arguments=("micro", dtype))
     for card in CARDS:
         for dtype in ("bfloat16", "float32"):

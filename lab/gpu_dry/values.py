@@ -27,8 +27,8 @@ from testing.shapes import SHAPES
 
 LAYOUT = SegmentLayout(starts=(0, 150, 270, 300, 512), branch_ends=(512, 270, 512, 512))
 """A prompt, a response, and a context with a response of its own: blocks of every kind, in four by four."""
-LIMITS = {"float32": 1e-5, "bfloat16": 3e-2}
-"""Largest accepted gap to float64, of the norm."""
+LIMITS = {"float32": 1e-5, "float16": 1e-2}
+"""Largest accepted gap to float64, of the norm. The interpreter does not compute in bf16, whose kernels are those of fp16."""
 
 
 def recorded(inputs: Sequence[Tensor], scale: float) -> list[tuple[str, list[Any]]]:
