@@ -11,7 +11,6 @@ import yaml
 from pydantic import Field
 
 from cepo.config.sources import Origins
-from cepo.errors import ConfigError
 from cepo.files.trees import Tree, leaves, nested
 from cepo.sections.fields import section
 from cepo.sections.messages import written
