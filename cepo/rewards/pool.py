@@ -33,7 +33,7 @@ _MOST_REPLY_BYTES = 1 << 26
 _ROUNDING = 1e-6
 """By how much a fraction may leave 0..1."""
 
-_Action = Literal["score", "extract", "match", "value", "past"]
+_Action = Literal["score", "extract", "match", "value"]
 
 
 class WorkerProcess:
@@ -282,18 +282,6 @@ class RewardPool:
         """Returns each response's final answer, found by `answer_function` or `marked_answer`; None if that failed."""
         finder = self._answer_function or "marked_answer"
         return self._results("extract", responses, f"{finder} failed for %d of %d responses: no answer")
-
-    @property
-    def has_answer_function(self) -> bool:
-        return self._answer_function is not None
-
-    def tokens_past_right_answers(self, responses: Sequence[tuple[Sequence[str], str]]) -> list[int | None]:
-        """Returns for each response how many tokens follow the first place at which its answer is right.
-
-        A response is the texts of its tokens, and the ground truth. None: its answer is right nowhere, or that failed.
-        See `cepo.rewards.first_right_answer`.
-        """
-        return self._results("past", responses, "%d of %d responses count as if their answer were right nowhere")
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Applies `cepo.answers.states_the_same` to each pair (prediction, ground truth); False if that failed."""
