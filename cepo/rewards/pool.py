@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
-_MOST_REPLY_BYTES = 1 << 26
 _ROUNDING = 1e-6
 """By how much a fraction may leave 0..1."""
 
@@ -41,7 +40,6 @@ class WorkerProcess:
 
     def __init__(self, setup: Mapping[str, object]) -> None:
         self._connection, workers_end = Pipe()
-        self._fault = ""
         package_parent = Path(cepo.__file__).resolve().parent.parent
         python_path = [str(package_parent)]
         if os.environ.get("PYTHONPATH"):
@@ -79,33 +77,13 @@ class WorkerProcess:
     def received(self, seconds: float) -> tuple[str, Any]:
         """Returns the next message. A pause of this process and the worker's costs 1 s of the time at most.
 
-        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended or wrote something else.
+        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended.
         """
         while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
             seconds -= _LONGEST_LOOK_SECONDS
             if seconds <= 0:
                 raise TimeoutError
-        is_late = threading.Event()
-
-        def end() -> None:
-            is_late.set()
-            self.process.kill()
-
-        timer = threading.Timer(max(seconds, 0.1), end)  # a reward that writes part of a message must not block us
-        timer.start()
-        try:
-            return pickle.loads(self._connection.recv_bytes(_MOST_REPLY_BYTES))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception as error:  # a false length, or bytes that can be any pickle or none
-            if is_late.is_set():
-                raise TimeoutError from error
-            self._fault = (
-                f"the reward wrote to the worker's connection, or a reply has over {_MOST_REPLY_BYTES >> 20} MiB"
-            )
-            raise EOFError from error
-        finally:
-            timer.cancel()
+        return self._connection.recv()
 
     def kill(self) -> str:
         """Kills the process and those of its group; describes how it ended."""
@@ -116,7 +94,7 @@ class WorkerProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
         ending = f"signal {-code}" if code < 0 else f"code {code}"
-        return self._fault or f"the worker process ended with {ending}"
+        return f"the worker process ended with {ending}"
 
 
 class RewardStream:
