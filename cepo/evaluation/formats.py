@@ -267,7 +267,10 @@ def listed(row: Fields, column: str) -> list[str]:
 
 def as_list(written: str) -> list[str]:
     """Returns the list that a text spells in Python or JSON; raises `DataError` if it spells none."""
-    values = read_literal(written)
+    try:
+        values = read_literal(written)
+    except DataError:
+        values = None
     if not is_list(values):
         raise DataError(f"{written[:100]!r} is no list")
     return [cell_text(value, "options") for value in values]
