@@ -65,10 +65,8 @@ def evaluate(
     Raises:
         ConfigError, CheckpointError, DataError, EngineError, RewardError: as `cepo evaluate` reports them.
     """
+    from cepo.commands.evaluate import planned
     from cepo.evaluation.evaluate import evaluate as evaluated
-    from cepo.evaluation.evaluate import make_plan
-    from cepo.evaluation.protocols import with_protocol
-    from cepo.workers.named_checkpoint import config_of_checkpoint, name_of_results
 
     arguments = {
         "checkpoint": checkpoint,
@@ -81,11 +79,7 @@ def evaluate(
         "judge_model": judge_model,
     }
     options = {name: str(value) for name, value in arguments.items() if value is not None}
-    checkpoint_name = options.get("checkpoint")
-    command_line = with_protocol(options, _arguments(config, settings))
-    resolved, actor = config_of_checkpoint(checkpoint_name, command_line)
-    name = name_of_results(checkpoint_name or resolved.worker.actor.model.model_path)
-    plan = make_plan(options, resolved, actor, name=name)
+    plan = planned(options, _arguments(config, settings))
     return Evaluation(folder=plan.out, results=evaluated(plan))
 
 

@@ -139,12 +139,6 @@ def keys_without_effect() -> Iterator[str]:
         yield f"- {reason}: {', '.join(keys)}"
 
 
-def replaced_rows() -> Iterator[str]:
-    """Yields table rows of the fork's keys and their replacements; V stands for the value."""
-    for name, settings in TABLE.fork.items():
-        yield f"| `{name}` | {', '.join(f'`{each}`' for each in settings)} |"
-
-
 def easyr1_tables() -> dict[str, list[str]]:
     """Returns the generated blocks of the page for users of EasyR1."""
     return {
@@ -155,7 +149,6 @@ def easyr1_tables() -> dict[str, list[str]]:
         ],
         "without effect": [*keys_without_effect()],
         "internal": [", ".join(f"`{name}`" for name in TABLE.internal) + "."],
-        "fork": ["| the fork's key | here |", "| --- | --- |", *replaced_rows()],
     }
 
 
@@ -277,6 +270,7 @@ _INTRODUCTIONS = {
         "accelerate to write."
     ),
     "verl": "[cepo inside verl](verl.md) keeps verl's trainer and its names.",
+    "the CEPO authors' fork of EasyR1": "[From EasyR1](from-easyr1.md#the-authors-fork) has what differs in their meaning.",
     "earlier versions of EasyR1": "[From EasyR1](from-easyr1.md#keys-that-differ) has the keys of the present version.",
 }
 

@@ -37,6 +37,7 @@ class Estimator(ABC):
             least two responses to each prompt; `old_log_probs`, a scoring pass of rows whose update starts from the
             weights that sampled them (of those with a reference, if the method has views); `reward_baselines`, a greedy
             response to each prompt; `values`, a critic, whose targets `signal` returns. Of the class or of the instance.
+        masks_images: whether references mask images, for which other trainers have no teachers.
         distilled_view: the view of which the update needs the whole distribution, not only log-probs of sampled tokens.
         reads_teacher_entropies: whether it also needs the entropy of these distributions. Of the class or of the instance.
     """
@@ -45,6 +46,7 @@ class Estimator(ABC):
     Config: ClassVar[type[Any]] = settings.NoSettings
     views: tuple[str, ...] = ()
     reads: tuple[BatchField, ...] = ("old_log_probs",)
+    masks_images: ClassVar[bool] = False
     distilled_view: ClassVar[str | None] = None
     reads_teacher_entropies: bool = False
 

@@ -55,6 +55,7 @@ class Papo(Estimator):
 
     config: Config
     views = ("masked",)
+    masks_images = True
     reads = ("group_ids", "old_log_probs")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:

@@ -56,6 +56,7 @@ class Vppo(GroupRelativeEstimator):
 
     config: Config
     views = ("masked",)
+    masks_images = True
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """Returns the masked images, and nothing for groups of equal rewards, in which only the bonus is learned."""

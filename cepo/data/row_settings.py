@@ -62,11 +62,3 @@ class RowRules:
             format_prompt=config.format_prompt,
             most_characters=max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * config.max_prompt_length),
         )
-
-
-class ProblemRules:
-    """Deprecated, and here for one release: `ProblemSet` takes the section `data` of the configuration itself."""
-
-    @staticmethod
-    def of(config: DataConfig) -> DataConfig:
-        return config

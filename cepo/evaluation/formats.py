@@ -14,13 +14,13 @@ DynaMath/DynaMath, Yijia-Xiao/LogicVista).
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections.abc import Sequence
 from typing import Any, cast
 
 from cepo.answers import LETTERS, chosen, kind_of
+from cepo.data.json_text import read_literal
 from cepo.data.row_parser import cell_text
 from cepo.errors import DataError
 from cepo.files.trees import Fields, Tree, is_list, is_mapping
@@ -266,11 +266,11 @@ def listed(row: Fields, column: str) -> list[str]:
 
 
 def as_list(written: str) -> list[str]:
-    """Returns the list that a text spells in Python; raises `DataError` if it spells none."""
+    """Returns the list that a text spells in Python or JSON; raises `DataError` if it spells none."""
     try:
-        values = ast.literal_eval(written)
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise DataError(f"{written[:100]!r} is no list") from error
+        values = read_literal(written)
+    except DataError:
+        values = None
     if not is_list(values):
         raise DataError(f"{written[:100]!r} is no list")
     return [cell_text(value, "options") for value in values]

@@ -16,11 +16,10 @@ from cepo.algorithms.masking import at_last_token
 from cepo.algorithms.teacher_contexts import TeacherContexts, possible_rows, teacher_contexts_of
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.batch import token_array
-from cepo.data.prompts import ReferenceTexts, mask_for
+from cepo.data.prompts import ReferenceTexts
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
 from cepo.metrics import Metrics, fraction
-from cepo.models.patch_mask import PatchMask
 from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.rollout_groups import PromptResponses, described_groups, reference_metrics
@@ -50,10 +49,9 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hint:
-    """What a teacher's prompt has other than the student's: `text`, its images behind `mask`, or if neither, no images."""
+    """What a teacher's prompt has other than the student's: `text`, or without one no images."""
 
     text: str | None = None
-    mask: PatchMask | None = None
 
 
 Shown = Mapping[str, Sequence[Hint | None]]
@@ -74,6 +72,7 @@ def supported_estimator(
     needs = {
         "a loss over the whole vocabulary": estimator.distilled_view is not None,
         "a critic": "values" in estimator.reads,
+        "masked images": estimator.masks_images,
         "a greedy rollout of each prompt": "reward_baselines" in estimator.reads,
         f"teacher.source {source}": source != "actor",
         "teacher.model_path": estimator.teacher.model_path is not None and not loads_teachers,
@@ -156,8 +155,7 @@ class MethodAdapter:
             groups = self._groups(rows, rewards, correct, sizes, step)
 
         def placed(row: int, reference: Reference) -> Hint | None:
-            group_number = int(group_ids[row])
-            return self._placed(reference, rows[row], groups[group_number])
+            return self._placed(reference, rows[row])
 
         possible = possible_rows(estimator, rewards, group_ids, with_teachers=bool(groups))
         readings = teacher_contexts_of(estimator, groups, possible, placed, rewards=rewards, group_ids=group_ids)
@@ -228,7 +226,7 @@ class MethodAdapter:
         """Returns the conversation that a teacher reads, and the text after its assistant header.
 
         The hint's text is added to the last user turn's last text, or with `assistant_prefix` it is that text. None gives
-        the student's conversation, and so does a mask, which the caller applies to the images.
+        the student's conversation.
         """
         template = self._wording.template
         turns = [dict(turn) for turn in messages]
@@ -252,19 +250,14 @@ class MethodAdapter:
         return turns, ""
 
     def shows_images(self, hint: Hint | None) -> bool:
-        """Whether a teacher sees the row's images, masked or whole."""
-        if hint is None:
-            return True
-        if hint.text is None:
-            return hint.mask is not None
-        return self._estimator.teacher.with_images
+        """Whether a teacher sees the row's images."""
+        return hint is None or (hint.text is not None and self._estimator.teacher.with_images)
 
-    def _placed(self, reference: Reference, row: Row, group: RolloutGroup) -> Hint | None:
-        """Returns what remains of a reference to show; None if its text is empty, or the row has no images to change."""
+    def _placed(self, reference: Reference, row: Row) -> Hint | None:
+        """Returns what remains of a reference to show; None if its text is empty, or the row has no images to leave out."""
         if isinstance(reference, ImageReference):
-            if not row.has_images:
-                return None
-            return Hint() if reference.masked is None else Hint(mask=mask_for(group, reference))
+            assert reference.masked is None, "methods that mask images are refused, by `masks_images`"
+            return Hint() if row.has_images else None
         assert isinstance(reference, WordedReference)
         text = self._wording.reference_text(reference)
         return Hint(text=text) if text else None

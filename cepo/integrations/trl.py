@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from accelerate.utils import gather_object
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers.image_utils import load_image
 
 from cepo.data.answer_column import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
 from cepo.integrations.adapter import Hint, MethodAdapter, Row, Shown, images_of, supported_estimator
 from cepo.models.chat_template import ChatTemplate
-from cepo.models.patch_mask import PatchMask, black_rows, patch_size_of
 from cepo.models.response_end import SAMPLED_HERE, ResponseEnd, response_end, warn_of_undeclared_end
 from cepo.models.text_codec import TextCodec
 from cepo.types import TokenSignal
@@ -304,7 +300,6 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         visuals: Tree = {"images": images} if any(images) else {}
         texts = [context.text for context in contexts]
         fields = self.processing_class(text=texts, **visuals, **_PADDED).to(response_ids.device)
-        self._blacken(fields, contexts)
         input_ids = torch.cat([fields.pop("input_ids"), response_ids], dim=1)
         attention_mask = torch.cat([fields.pop("attention_mask"), output["completion_mask"][rows]], dim=1)
         for name in ("token_type_ids", "mm_token_type_ids"):
@@ -333,41 +328,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
             add_generation_prompt=True,
             **cast("Tree", self.chat_template_kwargs),
         )
-        images: list[object] = images_of(messages)
-        if hint is not None and hint.mask is not None:
-            config = self.accelerator.unwrap_model(self.model).config
-            decoded = [load_image(cast("Any", image)) for image in images]
-            if hint.mask.square is None and self._merge_size is not None:
-                return _Context(text=text + prefix, images=[*decoded], mask=hint.mask)
-            masked, _ = hint.mask.masked(decoded, [], patch_size=hint.mask.square or patch_size_of(config))
-            images = [*masked]
-        return _Context(text=text + prefix, images=images)
-
-    @property
-    def _merge_size(self) -> int | None:
-        """The side in patches of what one image token stands for; None if the processor writes no grids of patches."""
-        return getattr(getattr(self.processing_class, "image_processor", None), "merge_size", None)
-
-    def _blacken(self, fields: Any, contexts: Sequence[_Context]) -> None:
-        """Replaces the masked patches of the contexts' images in `fields` by those of black images of their size."""
-        if self._merge_size is None or not any(context.mask for context in contexts):
-            return
-        images: list[Image.Image] = []
-        for context in contexts:
-            images += [Image.new("RGB", load_image(cast("Any", image)).size) for image in context.images]
-        processor: Any = self.processing_class
-        black = processor.image_processor(images=images, return_tensors="pt")["pixel_values"]
-        remaining = iter(fields["image_grid_thw"].tolist())
-        parts: list[Tensor] = []
-        for context in contexts:
-            grids = [next(remaining) for _ in context.images]
-            if context.mask is None:
-                parts.append(torch.zeros(sum(math.prod(grid) for grid in grids), dtype=torch.bool))
-            else:
-                parts.append(black_rows(context.mask, grids, self._merge_size))
-        pixels = fields["pixel_values"]
-        is_black = torch.cat(parts).unsqueeze(1).to(pixels.device)  # (patches, 1)
-        fields["pixel_values"] = torch.where(is_black, black.to(pixels), pixels)
+        return _Context(text=text + prefix, images=images_of(messages))
 
     def _of_all(self, values: Tensor, width: int) -> Tensor:
         """Gathers (B, T) values of all processes, padded or cut to `width` tokens."""
@@ -379,7 +340,6 @@ class _Context(NamedTuple):
 
     text: str  # the rendered prompt with its assistant header
     images: list[object]
-    mask: PatchMask | None = None  # of the model's own patches; None if `images` are to be read as they are
 
 
 def _as_wide(values: Tensor, width: int) -> Tensor:

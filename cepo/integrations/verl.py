@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +29,6 @@ from verl.experimental.agent_loop import AgentLoopWorker  # pyright: ignore[repo
 from verl.trainer.ppo.core_algos import AdvantageEstimator  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1.trainer_base import register_trainer  # pyright: ignore[reportMissingImports]
-from verl.utils.dataset.rl_dataset import get_dataset_class  # pyright: ignore[reportMissingImports]
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # pyright: ignore[reportMissingImports]
 from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[reportMissingImports]
 
@@ -40,7 +38,6 @@ from cepo.files.trees import Fields, Tree
 from cepo.integrations.adapter import Hint, MethodAdapter, Row, Shown, check_beginning, spliced, supported_estimator
 from cepo.metrics import results
 from cepo.models.chat_template import ChatTemplate
-from cepo.models.patch_mask import DEFAULT_PATCH_SIZE, PatchMask, with_black_patches
 from cepo.models.response_end import ResponseEnd, declared_ends, response_end, warn_of_undeclared_end
 from cepo.models.text_codec import TextCodec
 from cepo.sections.fields import section
@@ -98,7 +95,6 @@ class CepoTrainer(get_trainer_cls("sync")):
         texts = TextCodec(self.tokenizer, self._response_end())
         seed = self.config.data.get("seed") or 0
         self._credit = MethodAdapter(self.estimator, texts, seed, self._settings.answer_function)
-        self._dataset_class: Any = get_dataset_class(self.config.data)
         self._placeholders = {get_processor_token_id(self.processor, kind) for kind in ("image", "video")}
 
     def _response_end(self) -> ResponseEnd:
@@ -234,8 +230,6 @@ class CepoTrainer(get_trainer_cls("sync")):
         visuals: Tree = {}
         if self._credit.shows_images(hint):
             visuals = _visuals(data)
-            if hint.mask is not None:
-                visuals = self._masked_visuals(data, hint.mask)
             target = spliced(prompt, student, target, self._placeholders)
         else:
             check_beginning(prompt, student, self._placeholders)
@@ -250,34 +244,6 @@ class CepoTrainer(get_trainer_cls("sync")):
             "loss_mask": torch.ones_like(responses),
             "multi_modal_inputs": visuals,
         }
-
-    def _masked_visuals(self, data: Fields, mask: PatchMask) -> Tree:
-        """Returns the row's inputs to the vision tower with its images masked, made as verl's agent loop makes them.
-
-        Raises `DataError`: the row has videos, or images that are not in its prompt, such as a tool's.
-        """
-        visuals = _visuals(data)
-        messages = list(data["raw_prompt"])
-        patch_size = getattr(self.processor.image_processor, "patch_size", DEFAULT_PATCH_SIZE)
-        decoding = self._dataset_class.process_vision_info(
-            messages, image_patch_size=patch_size, config=self.config.data
-        )
-        images, videos = asyncio.run(decoding)
-        merge_size = getattr(self.processor.image_processor, "merge_size", None)
-        is_aligned = mask.square is None and merge_size is not None and "image_grid_thw" in visuals
-        whole_mask = replace(mask, probability=1.0) if is_aligned else mask
-        masked, _ = whole_mask.masked(images or [], [], patch_size=mask.square or patch_size)
-        text = self._rendered(messages)
-        inputs: Any = self.processor(text=[text], images=masked, return_tensors="pt") if masked else {}
-        pixels = [name for name in visuals if name.startswith("pixel_values")]
-        if videos or any(name not in inputs or inputs[name].shape != visuals[name].shape for name in pixels):
-            raise DataError(
-                f"a view of method {self._settings.method} masks the images of the prompt, but a row has videos, or "
-                "images of a tool; accepted: rows whose images are all in the prompt"
-            )
-        if is_aligned and pixels and merge_size is not None:
-            return with_black_patches(visuals, inputs, mask, merge_size)
-        return visuals | {name: inputs[name] for name in pixels}
 
     def _prompt_ids(self, messages: Sequence[Fields]) -> list[int]:
         """Returns the tokens of the conversation and the assistant header, with one placeholder for each image."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,6 @@ import pyarrow.parquet
 
 from cepo.errors import DataError, ForeignFileError
 from cepo.files.safe_files import (
-    LARGEST_LINE,
     damaged_as,
     objects_in,
     open_regular,
@@ -38,20 +36,17 @@ from cepo.run_folder.records import read_metrics
 MOST_ROLLOUTS = 200_000
 _MOST_BYTES = 1_000_000_000
 """Of the files that are read: of long responses fewer are."""
-_BLOCK = 1_000
-"""Rows that are read or left out together, of a file that has too many."""
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What a trainer writes: the names of its files, and how one of them is read, whole or in blocks."""
+    """What a trainer writes: the names of its files, and how one of them is read."""
 
     name: str
     pattern: str
-    read: Callable[[Path, int], Iterator[RecordedResponse | None]]
-    """Yields about so many rollouts of a file; None for a row that is none."""
-    reads_blocks: bool = True
+    read: Callable[[Path], Iterator[RecordedResponse | None]]
+    """Yields the rollouts of a file; None for a row that is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,18 +76,17 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     number_in_first = _number_in(files[0])
     most = max(1, min(most, _MOST_BYTES * number_in_first // max(1, files[0].stat().st_size)))
     chosen = files[:: max(1, math.ceil(number_in_first * len(files) / most))]
-    most_of_file = most // len(chosen)
     notes: list[str] = []
     if len(chosen) < len(files):
         notes.append(f"{len(chosen):,} of {len(files):,} files were read, evenly spread over the run.")
-    if form.reads_blocks and _stride(number_in_first, most_of_file) > 1:
-        notes.append(f"Of {number_in_first:,} rollouts in a file, blocks evenly spread over it were read.")
+    if len(files) == 1 and number_in_first > most:
+        notes.append(f"The first {most:,} of {number_in_first:,} rollouts were read.")
     responses: list[RecordedResponse] = []
     num_repeated = num_left_out = 0
     last_texts: list[str] = []
     for file in chosen:
         with damaged_as(file, f"cannot be read as rollouts of {form.name}"):
-            rows = list(form.read(file, most_of_file))
+            rows = list(itertools.islice(form.read(file), most))
         of_file = [row for row in rows if row is not None]
         num_left_out += len(rows) - len(of_file)
         texts = [response.response for response in of_file]
@@ -181,22 +175,6 @@ def _number_in(file: Path) -> int:
         return sum(part.count(b"\n") for part in iter(partial(opened.read, 1 << 20), b""))
 
 
-def _stride(number: int, most: int) -> int:
-    """Returns that every so many blocks of a file are read; up to twice as many rollouts as `most` are read whole."""
-    return max(1, number // max(most, _BLOCK))
-
-
-def _whole_groups(
-    rows: Sequence[RecordedResponse | None], *, is_first: bool, is_last: bool
-) -> Iterator[RecordedResponse | None]:
-    """Yields a block without its first and last group, of which it may have a part, unless the file begins or ends there."""
-    block = [row for row in rows if row is not None]
-    yield from [None] * (len(rows) - len(block))
-    runs = [list(run) for _, run in itertools.groupby(block, key=lambda response: (response.group, response.prompt))]
-    for run in runs[0 if is_first else 1 : len(runs) if is_last else -1]:
-        yield from run
-
-
 def _step_of(file: Path) -> int:
     """Returns the last number in a file's name, or in that of its folder; 0 without."""
     for name in (file.stem, file.parent.name):
@@ -206,35 +184,24 @@ def _step_of(file: Path) -> int:
     return 0
 
 
-def _lines(
-    of_row: Callable[[Fields, int], RecordedResponse | None], file: Path, most: int
-) -> Iterator[RecordedResponse | None]:
-    """Yields the responses of a file of JSON lines; lines that are left out are not parsed."""
-    stride = _stride(_number_in(file), most)
+def _lines(of_row: Callable[[Fields, int], RecordedResponse | None], file: Path) -> Iterator[RecordedResponse | None]:
+    """Yields the responses of a file of JSON lines."""
     step = _step_of(file)
     with open_regular(file) as opened:
-        size = os.fstat(opened.fileno()).st_size
-        for number in itertools.count():
-            objects = objects_in(file, opened, number * stride * _BLOCK, reads_open_end=True)
-            block = [of_row(row, step) for row, _ in itertools.islice(objects, _BLOCK if stride > 1 else None)]
-            for _ in range((stride - 1) * _BLOCK):
-                opened.readline(LARGEST_LINE)
-            is_last = opened.tell() >= size
-            yield from _whole_groups(block, is_first=number == 0, is_last=is_last and stride == 1)
-            if is_last:
-                return
+        for row, _ in objects_in(file, opened, reads_open_end=True):
+            yield of_row(row, step)
 
 
 def _line(row: Fields, step: int) -> RecordedResponse | None:
     return prime_response(row, step) if "nodes" in row else response_of(row, step)
 
 
-def _easyr1(file: Path, _most: int) -> Iterator[RecordedResponse | None]:
+def _easyr1(file: Path) -> Iterator[RecordedResponse | None]:
     for row in easyr1_rows(read_text(file)):
         yield response_of(row, row["step"])
 
 
-def _rows(file: Path, most: int, *, is_trls: bool) -> Iterator[RecordedResponse | None]:
+def _rows(file: Path, *, is_trls: bool) -> Iterator[RecordedResponse | None]:
     """Yields the responses of a Parquet file, which is read without its columns of lists of numbers, which are long.
 
     Of TRL's, every column of floats but the advantage is a reward function's; others have the names of JSON lines.
@@ -248,18 +215,9 @@ def _rows(file: Path, most: int, *, is_trls: bool) -> Iterator[RecordedResponse 
             floats = [each.name for each in schema if pyarrow.types.is_floating(each.type) and each.name != "advantage"]
             if not is_trls:
                 require_names(dict.fromkeys(schema.names), str(file))
-            number_of_rows = content.metadata.num_rows
-            batches = content.iter_batches(batch_size=_BLOCK, columns=names, use_threads=False)
-            stride = _stride(number_of_rows, most)
-            for number, batch in enumerate(batches):
-                if number % stride == 0:
-                    block = [
-                        response_of(row, step, scores={name: row[name] for name in floats} if is_trls else None)
-                        for row in batch.to_pylist()
-                    ]
-                    is_last = (number + 1) * _BLOCK >= number_of_rows
-                    ends = {"is_first": number == 0, "is_last": is_last}
-                    yield from _whole_groups(block, **ends) if stride > 1 else block
+            for batch in content.iter_batches(batch_size=1_000, columns=names, use_threads=False):
+                for row in batch.to_pylist():
+                    yield response_of(row, step, scores={name: row[name] for name in floats} if is_trls else None)
         except pyarrow.ArrowException as error:
             raise DataError(f"{file} cannot be read as Parquet ({type(error).__name__})") from error
 
@@ -268,18 +226,18 @@ def _is_of_numbers(kind: Any) -> bool:
     return pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
 
 
-def _own(file: Path, _most: int) -> Iterator[RecordedResponse]:
+def _own(file: Path) -> Iterator[RecordedResponse]:
     yield from responses_of_step(file)
 
 
-OWN = Form(name="a run of cepo", pattern=STEP_FILES, read=_own, reads_blocks=False)
+OWN = Form(name="a run of cepo", pattern=STEP_FILES, read=_own)
 TRL = Form(name="TRL's completions", pattern="completions_*.parquet", read=partial(_rows, is_trls=True))
 LINES = Form(name="JSON lines", pattern="*.jsonl", read=partial(_lines, _line))
 FORMS = (
     OWN,
     TRL,
     Form(name="NeMo-RL's training data", pattern="train_data_step*.jsonl", read=partial(_lines, nemo_response)),
-    Form(name="EasyR1's generations", pattern="generations*.log", read=_easyr1, reads_blocks=False),
+    Form(name="EasyR1's generations", pattern="generations*.log", read=_easyr1),
     replace(LINES, name="prime-rl's rollouts", pattern="train_rollouts.jsonl"),
     LINES,
     Form(name="a Parquet table", pattern="*.parquet", read=partial(_rows, is_trls=False)),

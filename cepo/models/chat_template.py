@@ -1,4 +1,4 @@
-"""Chat templates: rendering in a sandbox, the variables that one reads, and what one writes around an assistant's answer.
+"""Chat templates: rendering in a sandbox, variables that settings give, and what one writes around an assistant's answer.
 
 A template is a program of a model folder. transformers' sandbox lets it change nothing and call nothing of Python's.
 """
@@ -17,6 +17,7 @@ Message = dict[str, Any]
 
 _SLOT = "CEPO-TEXT-SLOT-"
 _MOST_ERROR_CHARACTERS = 1000
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _NOT_SETTABLE = {"messages", "add_generation_prompt"}
 """Variables that every rendering has, whose values no setting may replace."""
 TAG = re.compile(r"[<\[◁]/?[^\s<>\[\]◁▷]+[>\]▷]")
@@ -65,27 +66,13 @@ class ChatTemplate:
     def error(self, problem: str) -> ConfigError:
         return ConfigError(f"{self.name} {problem}; name another template in data.override_chat_template")
 
-    def variables(self) -> list[str]:
-        """Returns the names of the variables that the template reads and a setting may give, in alphabetical order."""
-        from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import _get_template_variables
-
-        try:
-            names = _get_template_variables(self.text)
-        except TemplateError as error:
-            raise self.error(f"does not parse: {_described(error)}") from error
-        return sorted(names - _NOT_SETTABLE)
-
     def require_read(self, settings: Fields) -> None:
-        """Raises `ConfigError` for a variable in `settings` that the template does not read."""
-        if not settings:
-            return
-        known = self.variables()
+        """Raises `ConfigError` for a variable in `settings` whose name does not stand in the template."""
+        names = set(_NAME.findall(self.text or "")) - _NOT_SETTABLE
         for name in settings:
-            if name not in known:
+            if name not in names:
                 raise ConfigError(
-                    f"data.chat_template_kwargs.{name}: {self.name} reads no such variable."
-                    f"{did_you_mean(str(name), known)} It reads {', '.join(known) or 'none'}"
+                    f"data.chat_template_kwargs.{name}: {self.name} reads no such variable.{did_you_mean(str(name), names)}"
                 )
 
     def pieces(self, roles: Sequence[str], *, opens_answer: bool, as_parts: bool) -> list[str] | None:

@@ -41,62 +41,20 @@ def charts_of(curves: Curves) -> list[Chart]:
     return charts
 
 
-def chart_sections(charts: Sequence[Chart], *, first: Chart | None = None) -> Iterator[Section]:
-    """Yields the parts of a page with charts, the part on learning open.
-
-    Nothing is drawn twice: curves that are equal to others of their chart share a label, and a chart whose curves have all
-    been drawn, in `first` or above, is named only. So are curves that are always 0.
-    """
-    drawn_curves: set[_Curve] = set()
-    if first is not None:
-        drawn_curves.update(_curve_of(series) for series in first.series)
+def chart_sections(charts: Sequence[Chart]) -> Iterator[Section]:
+    """Yields the parts of a page with charts, the part on learning open. Curves that are always 0 are named only."""
     for heading, charts_of_heading in itertools.groupby(charts, key=lambda chart: chart.heading):
         drawn_charts: list[Chart] = []
         zero_curves: list[str] = []
-        repeated_charts: list[str] = []
         for chart in charts_of_heading:
             curves = [series for series in chart.series if any(series.values)]
             zero_curves += [f"{chart.title}: {series.label}" for series in chart.series if not any(series.values)]
-            if not curves:
-                continue
-            if all(_varies(series) and _curve_of(series) in drawn_curves for series in curves):
-                repeated_charts.append(chart.title)
-                continue
-            drawn_curves.update(_curve_of(series) for series in curves)
-            drawn_charts.append(replace(chart, series=_joined(curves)))
+            if curves:
+                drawn_charts.append(replace(chart, series=curves))
         notes: list[str] = []
         if zero_curves:
             notes.append(f"Always 0, and not drawn: {'; '.join(zero_curves)}.")
-        if repeated_charts:
-            notes.append(f"Equal to curves above, and not drawn: {'; '.join(repeated_charts)}.")
         yield Section(title=heading, charts=drawn_charts, notes=notes, closed=heading != LEARNING)
-
-
-_Curve = tuple[tuple[float, ...], tuple[float, ...]]
-"""The steps and the values of a curve."""
-
-
-def _curve_of(series: Series) -> _Curve:
-    return tuple(series.steps), tuple(series.values)
-
-
-def _varies(series: Series) -> bool:
-    """Returns whether a curve has enough different values to be recognised; two constants may be equal by chance."""
-    return len(set(series.values)) > 2
-
-
-def _joined(curves: Sequence[Series]) -> list[Series]:
-    """Returns the curves of a chart without repetitions; equal ones have both labels, and the first one's band."""
-    joined: dict[_Curve, Series] = {}
-    for series in curves:
-        curve = _curve_of(series)
-        if curve in joined:
-            earlier = joined[curve]
-            labels = f"{earlier.label} = {series.label}"
-            joined[curve] = replace(earlier, label=labels, help=f"{earlier.help}; {series.help}")
-        else:
-            joined[curve] = series
-    return list(joined.values())
 
 
 def series_of(curves: Curves, name: str) -> Series:

@@ -187,7 +187,7 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
         sections=[
             Section(title="Result", closed=False, tables=[table]),
             Section(title="Runs and what differs", closed=False, tables=[Table(head=head, rows=rows)]),
-            *chart_sections(charts, first=first),
+            *chart_sections(charts),
             Section(title="How it was computed", notes=comparison.notes),
         ],
     )

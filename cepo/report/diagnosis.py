@@ -284,16 +284,17 @@ def _correlations(groups: Sequence[ResponseGroup], numbers: numpy.ndarray) -> nu
 
     Rewards and numbers, (R, K) in the order of the groups' responses, are taken less the means of their group.
     """
-    rewards = [response.reward for group in groups for response in group.responses]
-    ends = numpy.cumsum([len(group.responses) for group in groups])
-    columns = numpy.column_stack([rewards, numbers])  # (R, 1 + K)
-    columns_of_groups = numpy.split(columns, ends[:-1])
-    centred = numpy.concatenate([part - part.mean(axis=0) for part in columns_of_groups])
-    norms = numpy.linalg.norm(centred, axis=0)
-    spread = norms[0] * norms
-    correlations = numpy.zeros(len(spread))
-    numpy.divide(centred[:, 0] @ centred, spread, out=correlations, where=spread > _ROUNDING)
-    return correlations[1:]
+    rewards = numpy.array([response.reward for group in groups for response in group.responses])
+    numbers = numbers.copy()
+    start = 0
+    for group in groups:
+        end = start + len(group.responses)
+        rewards[start:end] -= rewards[start:end].mean()
+        numbers[start:end] -= numbers[start:end].mean(axis=0)
+        start = end
+    spread = numpy.linalg.norm(rewards) * numpy.linalg.norm(numbers, axis=0)
+    spread[spread <= _ROUNDING] = numpy.inf
+    return rewards @ numbers / spread
 
 
 def length_as_reward(observed: Observed) -> Finding | None:

@@ -67,7 +67,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
         results=page_results(run),
         first=first,
         credit=credit_view(run),
-        sections=[*chart_sections(charts, first=first), *_diagnosis(run), *_records(run)],
+        sections=[*chart_sections(charts), *_diagnosis(run), *_records(run)],
         clocks=_clocks(run),
     )
 

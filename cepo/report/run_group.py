@@ -5,11 +5,13 @@ The same is all that can change training, apart from seeds, names, paths and log
 
 from __future__ import annotations
 
+import filecmp
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 
 from cepo.algorithms.registry import METHODS
 from cepo.config.listing import REQUIRED, settings_of
@@ -19,6 +21,7 @@ from cepo.report.score_tables import Cell
 
 METHOD = "algorithm.adv_estimator"
 UNSET = "not set"
+_DATA_FILES = ("data.train_files", "data.val_files")
 # Beginnings of the settings that cannot change what is trained or how it is measured: names, records, waiting.
 _MAY_DIFFER = (
     "trainer.experiment_name",
@@ -138,7 +141,11 @@ def differing_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def configs_of(runs: Sequence[RunData]) -> list[dict[str, str]]:
-    """Returns the settings of each run as text, with defaults; a relative path as another run spells it in full."""
+    """Returns the settings of each run as text, with defaults.
+
+    A relative path is spelled as another run spells it in full, and a data file as the first run does that read one of the
+    same content.
+    """
     defaults: dict[str, str] = {}
     for setting in settings_of():
         if setting.default is not REQUIRED and not _is_of_methods(setting.key):
@@ -152,7 +159,20 @@ def configs_of(runs: Sequence[RunData]) -> list[dict[str, str]]:
             longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
             if longer:
                 config[key] = longer[0]
+    for key in _DATA_FILES:
+        files: list[str] = []
+        for config in configs:
+            file = config.get(key)
+            if file is None:
+                continue
+            config[key] = next((earlier for earlier in files if _are_equal_files(file, earlier)), file)
+            files.append(config[key])
     return configs
+
+
+def _are_equal_files(first: str, second: str) -> bool:
+    """Returns whether two names are of files with one content, which a data set has in every folder."""
+    return Path(first).is_file() and Path(second).is_file() and filecmp.cmp(first, second, shallow=False)
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:

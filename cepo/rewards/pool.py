@@ -29,11 +29,10 @@ logger = logging.getLogger(__name__)
 
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
-_MOST_REPLY_BYTES = 1 << 26
 _ROUNDING = 1e-6
 """By how much a fraction may leave 0..1."""
 
-_Action = Literal["score", "extract", "match", "value", "past"]
+_Action = Literal["score", "extract", "match", "value"]
 
 
 class WorkerProcess:
@@ -41,7 +40,6 @@ class WorkerProcess:
 
     def __init__(self, setup: Mapping[str, object]) -> None:
         self._connection, workers_end = Pipe()
-        self._fault = ""
         package_parent = Path(cepo.__file__).resolve().parent.parent
         python_path = [str(package_parent)]
         if os.environ.get("PYTHONPATH"):
@@ -79,33 +77,13 @@ class WorkerProcess:
     def received(self, seconds: float) -> tuple[str, Any]:
         """Returns the next message. A pause of this process and the worker's costs 1 s of the time at most.
 
-        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended or wrote something else.
+        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended.
         """
         while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
             seconds -= _LONGEST_LOOK_SECONDS
             if seconds <= 0:
                 raise TimeoutError
-        is_late = threading.Event()
-
-        def end() -> None:
-            is_late.set()
-            self.process.kill()
-
-        timer = threading.Timer(max(seconds, 0.1), end)  # a reward that writes part of a message must not block us
-        timer.start()
-        try:
-            return pickle.loads(self._connection.recv_bytes(_MOST_REPLY_BYTES))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception as error:  # a false length, or bytes that can be any pickle or none
-            if is_late.is_set():
-                raise TimeoutError from error
-            self._fault = (
-                f"the reward wrote to the worker's connection, or a reply has over {_MOST_REPLY_BYTES >> 20} MiB"
-            )
-            raise EOFError from error
-        finally:
-            timer.cancel()
+        return self._connection.recv()
 
     def kill(self) -> str:
         """Kills the process and those of its group; describes how it ended."""
@@ -116,7 +94,7 @@ class WorkerProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
         ending = f"signal {-code}" if code < 0 else f"code {code}"
-        return self._fault or f"the worker process ended with {ending}"
+        return f"the worker process ended with {ending}"
 
 
 class RewardStream:
@@ -282,18 +260,6 @@ class RewardPool:
         """Returns each response's final answer, found by `answer_function` or `marked_answer`; None if that failed."""
         finder = self._answer_function or "marked_answer"
         return self._results("extract", responses, f"{finder} failed for %d of %d responses: no answer")
-
-    @property
-    def has_answer_function(self) -> bool:
-        return self._answer_function is not None
-
-    def tokens_past_right_answers(self, responses: Sequence[tuple[Sequence[str], str]]) -> list[int | None]:
-        """Returns for each response how many tokens follow the first place at which its answer is right.
-
-        A response is the texts of its tokens, and the ground truth. None: its answer is right nowhere, or that failed.
-        See `cepo.rewards.first_right_answer`.
-        """
-        return self._results("past", responses, "%d of %d responses count as if their answer were right nowhere")
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Applies `cepo.answers.states_the_same` to each pair (prediction, ground truth); False if that failed."""

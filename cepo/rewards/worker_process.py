@@ -49,7 +49,6 @@ def main() -> None:
 def _serve(setup: Tree, connection: Connection) -> None:
     from cepo.answers import equal, marked_answer, states_the_same, value_key
     from cepo.rewards.contract import load_answer_function, load_reward
-    from cepo.rewards.first_right_answer import tokens_past_right_answer
 
     _limit_processor_time(setup["start_seconds"])
     try:
@@ -74,7 +73,6 @@ def _serve(setup: Tree, connection: Connection) -> None:
         "extract": lambda responses, _: [extract(response) for response in responses],
         "value": lambda answers, _: [value_key(answer) for answer in answers],
         "match": lambda pairs, _: [states_the_same(*pair) for pair in pairs],
-        "past": lambda items, _: [tokens_past_right_answer(texts, truth, extract) for texts, truth in items],
     }
     while True:
         action, first, items = connection.recv()

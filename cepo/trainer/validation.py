@@ -18,8 +18,6 @@ from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.metrics import Metric, Metrics, fraction, mean_of, merge_metrics, sum_value
 from cepo.models.interface import EncodedPrompt
-from cepo.models.text_codec import TextCodec
-from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import SamplingSettings
 from cepo.run_folder.pictures import thumbnail
 from cepo.trainer.protocol import Backend
@@ -84,8 +82,6 @@ class Validator:
                 "val/response_length": mean_of(torch.tensor(lengths)),
                 "val/num_samples": sum_value(len(lengths)),
             }
-            if self._sampler.rewards.has_answer_function:
-                metrics |= answer_metrics(rollouts, self._sampler.processing, self._sampler.rewards)
             num_probed = min(self._trainer.leak_probe_size - first_response, len(lengths))
             if num_probed > 0:
                 metrics |= leak_metrics(rollouts, num_probed, self._sampler.contexts, backend)
@@ -153,26 +149,6 @@ def headroom(sampled: Rollouts, greedy: Rollouts) -> Metric:
     """
     solved = sum(bool(sampled.correct[list(sampled.rows_of(number))].any()) for number in range(len(sampled.problems)))
     return fraction(solved - int(greedy.correct.sum()), len(sampled.problems))
-
-
-def answer_metrics(rollouts: Rollouts, codec: TextCodec, rewards: RewardPool) -> Metrics:
-    """Measures how far responses go on after the first place at which the answer function finds the right answer.
-
-    `val/reached_answer`: share of responses with such a place; above `val/accuracy` if responses go on to another answer.
-    `val/tokens_past_answer`: mean number of tokens after it, over these responses, without the tokens that end a turn.
-    """
-    responses: list[tuple[Sequence[str], str]] = []
-    for row, generation in enumerate(rollouts.generations):
-        token_ids: list[int] = generation.response_ids.tolist()
-        text_ids = [token for token in token_ids if token not in codec.eos_token_ids]
-        problem = rollouts.problems[row // rollouts.group_size]
-        responses.append((codec.token_texts(text_ids), problem.ground_truth))
-    numbers = rewards.tokens_past_right_answers(responses)
-    reached = [number for number in numbers if number is not None]
-    return {
-        "val/reached_answer": fraction(len(reached), len(numbers)),
-        "val/tokens_past_answer": fraction(sum(reached), len(reached)),
-    }
 
 
 def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, backend: Backend) -> Metrics:

@@ -15,6 +15,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from cepo.config import check_config, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
 from cepo.config.listing import settings_of
+from cepo.config.other_programs import NAMES
 from cepo.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -132,6 +133,7 @@ def test_a_faulty_config_gives_its_error_without_the_notices(caplog: pytest.LogC
     assert not caplog.records
 
 
+FORK = "the CEPO authors' fork of EasyR1"
 FORK_SCRIPT = [
     "algorithm.adv_estimator=grpo",
     "algorithm.cepo_use_cot_teacher=False",
@@ -147,13 +149,14 @@ FORK_SCRIPT = [
 
 def instead(message: str) -> list[str]:
     """The arguments that the message has in place of the keys, one line for each key."""
-    return [word for line in message.splitlines()[1:] for word in line.rpartition("): ")[2].split() if "=" in word]
+    answers = [line.partition("; write ")[2] for line in message.splitlines()]
+    return [argument for answer in answers for argument in answer.split()]
 
 
 def test_the_forks_script_gets_its_values_in_arguments_that_load() -> None:
     message = message_of([*REQUIRED, *FORK_SCRIPT])
     for argument in FORK_SCRIPT[1:]:
-        assert f"{argument.partition('=')[0]} (argument '{argument}'): " in message
+        assert f"argument '{argument}': unknown key '{argument.partition('=')[0]}'. This is a name of {FORK}" in message
     run = load(*instead(message))
     assert run.algorithm.adv_estimator == "cepo"
     section = run.methods["cepo"]
@@ -165,7 +168,8 @@ def test_the_forks_script_gets_its_values_in_arguments_that_load() -> None:
 def test_forks_keys_in_a_file_are_answered_with_their_lines(tmp_path: Path) -> None:
     text = "algorithm:\n  adv_estimator: rlsd\n  rlsd_epsilon_w: 0.1\n  rlsd_teacher_sync_freq: 10\n"
     message = message_of([*REQUIRED, write(tmp_path, "run.yaml", text)])
-    assert f"rlsd_epsilon_w ({tmp_path / 'run.yaml'}, line 3): algorithm.weight.clip_radius=0.1\n" in message
+    answer = f"This is a name of {FORK}; write algorithm.weight.clip_radius=0.1\n"
+    assert f"{tmp_path / 'run.yaml'}, line 3: unknown key 'algorithm.rlsd_epsilon_w'. {answer}" in message
     assert load(*instead(message)).algorithm.teacher.sync_every == 10
 
 
@@ -174,25 +178,26 @@ def test_forks_keys_in_a_file_are_answered_with_their_lines(tmp_path: Path) -> N
     [
         ("worker.actor.cepo_needs_ref=true", "algorithm.teacher.source=reference"),
         (
-            "algorithm.cepo_use_cot_teacher=yes",
+            "algorithm.cepo_use_cot_teacher=True",
             "algorithm.positive.source=peer_prefix algorithm.negative.source=peer_prefix",
         ),
-        ("algorithm.use_cepo=false", "nothing"),
-        ("algorithm.cepo_histogram_freq=5", "nothing"),
+        ("algorithm.use_cepo=false", ""),
+        ("algorithm.cepo_histogram_freq=5", ""),
     ],
 )
 def test_a_switch_is_answered_by_what_it_turned_on(argument: str, settings: str) -> None:
-    assert message_of([*REQUIRED, argument]).endswith(
-        f"{argument.partition('=')[0]} (argument '{argument}'): {settings}"
-    )
-    assert load(*(settings.split() if settings != "nothing" else []))
+    message = message_of([*REQUIRED, argument])
+    assert f"This is a name of {FORK}; {'write' if settings else 'leave it out'}" in message
+    assert " ".join(instead(message)) == settings
+    assert load(*settings.split())
 
 
 def test_12_keys_are_replaced_and_none_is_a_setting_here() -> None:
-    assert len(TABLE.fork) == 12
-    for row in TABLE.fork:
+    replaced = [name for name, settings in NAMES[FORK].items() if not settings.startswith("(")]
+    assert len(replaced) == 12
+    for name in replaced:
         with pytest.raises(ConfigError, match="authors' fork"):
-            load(row.replace("=V", "=1"))
+            load(name if "=" in name else f"{name}=1")
 
 
 FORK_SCRIPT_WITHOUT_ITS_KEYS = [

@@ -141,11 +141,11 @@ def test_what_is_left_out_of_the_page_is_seen() -> None:
 
 def test_a_module_has_its_old_name_for_one_release() -> None:
     """The old name is the same module, so that a class under both names is one class."""
-    with pytest.warns(DeprecationWarning, match=r"cepo\.data\.rules is now cepo\.data\.row_settings"):
-        old = importlib.import_module("cepo.data.rules")
-    new = importlib.import_module("cepo.data.row_settings")
+    with pytest.warns(DeprecationWarning, match=r"cepo\.data\.contexts is now cepo\.data\.prompts"):
+        old = importlib.import_module("cepo.data.contexts")
+    new = importlib.import_module("cepo.data.prompts")
     assert old is new
-    assert new.__spec__.name == "cepo.data.row_settings"
+    assert new.__spec__.name == "cepo.data.prompts"
 
 
 @pytest.mark.parametrize("name", MOVED.values())

@@ -38,12 +38,10 @@ from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 
 from cepo.algorithms import build_estimator  # noqa: E402
 from cepo.errors import ConfigError  # noqa: E402
-from cepo.integrations.adapter import MethodAdapter, images_of  # noqa: E402
-from cepo.integrations.verl import _FIELDS, CepoTrainer, _rows_of, _visuals  # noqa: E402
+from cepo.integrations.adapter import MethodAdapter  # noqa: E402
+from cepo.integrations.verl import CepoTrainer  # noqa: E402
 from cepo.look.reading import read_rollouts_of  # noqa: E402
 from cepo.microgeo.world import ASSETS  # noqa: E402
-from cepo.models.patch_mask import PatchMask  # noqa: E402
-from cepo.models.processing import Processing  # noqa: E402
 from cepo.models.text_codec import TextCodec  # noqa: E402
 from cepo.report.responses import groups_of  # noqa: E402
 
@@ -54,10 +52,8 @@ class Watched:
     def __init__(self, trainer: CepoTrainer) -> None:
         self.found: list[dict[tuple[int, int], list[float]]] = []
         self.penalised: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        self.visuals: list[dict[str, dict[str, torch.Tensor]]] = []
         self.with_a_tool: dict[tuple[int, int], list[float]] = {}
         self.nested, self._trainer, self._compute = True, trainer, trainer._compute_advantage
-        self._processing = Processing(told()["model"])
         trainer._compute_advantage = self
 
     def __call__(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -70,30 +66,11 @@ class Watched:
             self._compute(batch, {})
             self.found.append(self._advantages(batch))
         trainer.estimator, trainer._credit = own
-        if not self.visuals:
-            self._note_masked_visuals(batch)
         if not self.penalised:
             self._with_a_kl_in_the_reward(batch)
         if not self.with_a_tool:
             self._with_a_tools_mask(batch)
         return self._compute(batch, metrics)
-
-    def _note_masked_visuals(self, batch: Any) -> None:
-        """Notes the inputs to the vision tower of each row with images: as they are, and masked with 0, 0.5 and 1."""
-        rows = _rows_of(tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=_FIELDS))
-        for row in rows:
-            if not _visuals(row):
-                continue
-            visuals = {"whole": _visuals(row)}
-            for probability in (0.0, 0.5, 1.0):
-                mask = PatchMask(probability=probability, seed="mask")
-                visuals[str(probability)] = self._trainer._masked_visuals(row, mask)
-            for square in (None, 14):
-                mask = PatchMask(probability=0.5, seed="mask", square=square)
-                visuals[f"squares of {square}"] = self._trainer._masked_visuals(row, mask)
-                images = [image.convert("RGB") for image in images_of(row["raw_prompt"])]
-                visuals[f"cepo's squares of {square}"] = self._processing.load_masked(images, mask).tensors
-            self.visuals.append(visuals)
 
     def _with_a_kl_in_the_reward(self, batch: Any) -> None:
         """Computes advantages with verl's penalty of 1 x (log P - log P_reference), which is 2 nats per token here."""
@@ -188,27 +165,6 @@ def test_tokens_of_a_tool_have_no_advantage(run: SimpleNamespace) -> None:
     taught = [values for values in advantages if any(values)]
     assert taught
     assert all(values[0] and all(values[3:]) for values in taught)
-
-
-def test_masked_images_are_the_rows_own_with_black_patches(run: SimpleNamespace) -> None:
-    """A patch is a row of `pixel_values`; black has the same number in each, and half of the patches are black."""
-    assert len(run.watched.visuals) >= 8
-    for visuals in run.watched.visuals:
-        whole, unmasked, half, black = (visuals[name]["pixel_values"] for name in ("whole", "0.0", "0.5", "1.0"))
-        assert torch.equal(unmasked, whole)
-        assert (black == black[0, 0]).all()
-        is_black = (half == black).all(dim=1)
-        assert torch.equal(half[~is_black], whole[~is_black])
-        assert 0.2 < float(is_black.float().mean()) < 0.8
-        assert all(torch.equal(visuals["0.5"]["image_grid_thw"], each["image_grid_thw"]) for each in visuals.values())
-
-
-def test_masked_images_are_cepos_own(run: SimpleNamespace) -> None:
-    """The same patches of the model, or squares of the image before it is resized, as cepo's own trainer blackens."""
-    for visuals in run.watched.visuals:
-        for square in (None, 14):
-            found, own = visuals[f"squares of {square}"], visuals[f"cepo's squares of {square}"]
-            torch.testing.assert_close(found["pixel_values"], own["pixel_values"])
 
 
 def test_look_reads_what_verl_dumped(run: SimpleNamespace) -> None:

@@ -346,8 +346,8 @@ def test_a_larger_run_is_read_in_evenly_spread_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_a_large_file_is_read_in_evenly_spread_blocks(tmp_path: Path, suffix: str) -> None:
-    """Of 10,000 rows, for most = 2,500, every fourth block of 1,000; 1,000 rows are no whole number of groups of 7."""
+def test_a_large_file_is_read_from_its_beginning(tmp_path: Path, suffix: str) -> None:
+    """Of 10,000 rows, for most = 2,500, the first 2,500."""
     file = tmp_path / f"rows{suffix}"
     rows = [{"prompt": f"Problem {k // 7}?", "completion": f"{k}", "reward": k % 7 % 2} for k in range(10_000)]
     if suffix == ".jsonl":
@@ -355,10 +355,8 @@ def test_a_large_file_is_read_in_evenly_spread_blocks(tmp_path: Path, suffix: st
     else:
         pandas.DataFrame(rows).to_parquet(file)
     seen = read_rollouts_of(file, most=2_500)
-    assert seen.notes == ["Of 10,000 rollouts in a file, blocks evenly spread over it were read."]
-    assert {int(each.response) // 1_000 for each in seen.responses} == {0, 4, 8}
-    assert {len(group.responses) for group in groups_of(seen.responses)} == {7}
-    assert len(read_rollouts_of(file, most=6_000).responses) == 10_000, "up to twice as many are read whole"
+    assert seen.notes == ["The first 2,500 of 10,000 rollouts were read."]
+    assert [int(each.response) for each in seen.responses] == list(range(2_500))
 
 
 @pytest.mark.parametrize("name", ["rollouts.pkl", "debug_rollout_data.pt"])

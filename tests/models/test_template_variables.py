@@ -34,22 +34,6 @@ EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 PROBLEM = Problem(prompt_id="0", text="What is 3 + 4?", images=(), ground_truth="7", solution=None, columns={})
 
 
-@pytest.mark.parametrize(
-    ("template", "variables"),
-    [
-        (THINKING, ["enable_thinking"]),
-        ("{{ messages }}{% if add_generation_prompt %}x{% endif %}", []),
-        ("{% set x = y %}{{ x }}{% for z in tools %}{{ z }}{% endfor %}", ["tools", "y"]),
-        ("{% generation %}{{ a }}{% endgeneration %}{% for b in c %}{% break %}{% endfor %}", ["a", "c"]),
-        ("{{ raise_exception('x') }}{{ strftime_now('%Y') }}{{ bos_token }}", ["bos_token"]),
-        ("{% if a.b is defined %}{{ a['b'] | default(c) }}{% endif %}", ["a", "c"]),
-        ("{% macro m(d) %}{{ d }}{{ e }}{% endmacro %}{{ m(1) }}", ["e"]),
-    ],
-)
-def test_the_variables_of_a_template_are_those_it_is_given(template: str, variables: list[str]) -> None:
-    assert ChatTemplate(template, "it", special_tokens={}).variables() == variables
-
-
 def test_a_setting_replaces_a_special_token_of_its_name() -> None:
     """A tokenizer that writes the beginning itself needs no `bos_token` in the prompt."""
     text = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -76,8 +60,8 @@ def test_students_and_teachers_are_rendered_with_the_settings(settings: dict[str
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("enable_thinkin", r"Did you mean 'enable_thinking'\? It reads enable_thinking$"),
-        ("messages", "reads no such variable. It reads enable_thinking$"),
+        ("enable_thinkin", r"Did you mean 'enable_thinking'\?$"),
+        ("messages", "reads no such variable.$"),
         ("add_generation_prompt", "reads no such variable"),
         ("chat_template", "reads no such variable"),
     ],
@@ -88,9 +72,7 @@ def test_a_variable_that_the_template_does_not_read_is_refused(name: str, words:
 
 
 def test_a_template_without_variables_says_so() -> None:
-    with pytest.raises(
-        ConfigError, match=r"of worker.actor.model.model_path .* reads no such variable. It reads none$"
-    ):
+    with pytest.raises(ConfigError, match=r"of worker.actor.model.model_path .* reads no such variable.$"):
         Processing(str(ASSETS), chat_template_kwargs={"enable_thinking": False})
 
 

@@ -189,6 +189,20 @@ def test_only_what_can_change_training_tells_runs_apart(tmp_path: Path) -> None:
     assert list(compare_runs([*folders, other]).differing) == ["worker.actor.model.model_path"]
 
 
+def test_one_data_set_in_two_folders_is_one_setting(tmp_path: Path) -> None:
+    """A file of other content, or one that is gone, is another data set whatever its name."""
+    folders: list[Path] = []
+    for number, rows in enumerate(("a\n", "a\n", "b\n")):
+        data = tmp_path / f"data{number}" / "train.jsonl"
+        data.parent.mkdir()
+        data.write_text(rows, encoding="utf-8")
+        extra = f"data:\n  train_files: {data}\n"
+        folders.append(method_run(tmp_path / f"r{number}", "cepo", number, (0.3, 0.4), extra))
+    assert [len(setting.runs) for setting in compare_runs(folders).settings] == [2, 1]
+    (tmp_path / "data1" / "train.jsonl").unlink()
+    assert [len(setting.runs) for setting in compare_runs(folders).settings] == [1, 1, 1]
+
+
 def test_runs_that_differ_much_are_numbered_and_fit_80_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,10 +31,6 @@ def one(sample):
         with open(sample["pid_file"], "w") as file:
             file.write(str(child.pid))
         time.sleep(600)
-    if response in ("false length", "false message", "part of a message"):
-        false = {"false length": b"\x7f" * 64, "false message": b"\0\0\0\4junk", "part of a message": b"\0\1"}
-        os.write(int(sys.argv[1]), false[response])
-        time.sleep(600)
     if response == "print":
         print("to standard output", flush=True)  # noqa: T201
         os.write(1, b"and past Python\n")

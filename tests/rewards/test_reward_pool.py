@@ -183,23 +183,6 @@ def test_what_a_reward_prints_does_not_reach_the_channel(one_worker: RewardPool)
     assert one_worker.score(_samples("print")).scores == [{"overall": 5.0, "bonus": 1.0}]
 
 
-@pytest.mark.parametrize(
-    ("response", "num_raised", "said"),
-    [
-        ("false length", 1, "wrote to the worker's connection"),
-        ("false message", 1, "wrote to the worker's connection"),
-        ("part of a message", 0, "no score within 1 s"),
-    ],
-)
-def test_a_reward_that_writes_to_the_connection_hangs_nothing(response: str, num_raised: int, said: str) -> None:
-    with _pool() as pool:
-        outcome = pool.score(_samples("good", response))
-    assert [score["overall"] for score in outcome.scores] == [4.0, 0.0]
-    assert (outcome.num_raised, outcome.num_timed_out) == (num_raised, 1 - num_raised)
-    assert outcome.first_failure is not None
-    assert said in outcome.first_failure.reason
-
-
 def test_what_a_killed_reward_had_started_ends_with_it(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with _pool() as pool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,7 +19,6 @@ from cepo.trainer.validation import Validator
 class Sampler:
     """Answers each problem, a number, with two right responses; remembers the problems."""
 
-    rewards = SimpleNamespace(has_answer_function=False)
     contexts = None
 
     def __init__(self) -> None:

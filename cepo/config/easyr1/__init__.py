@@ -1,4 +1,4 @@
-"""Handles the keys of EasyR1 that have no effect here, and those of its fork; `keys.yaml` lists them."""
+"""Handles the keys of EasyR1 that have no effect here; `keys.yaml` lists them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from pathlib import Path
 import yaml
 from pydantic import Field
 
-from cepo.algorithms import available_estimators
 from cepo.config.sources import Origins
-from cepo.errors import ConfigError
 from cepo.files.trees import Tree, leaves, nested
 from cepo.sections.fields import section
 from cepo.sections.messages import written
@@ -51,8 +49,6 @@ class _Table:
     none_given: Tree = Field()
     other_default: dict[str, str] = Field()
     other_meaning: dict[str, str] = Field()
-    fork: dict[str, list[str]] = Field()
-    fork_families: list[str] = Field()
 
 
 TABLE = read_section(_Table, yaml.safe_load(Path(__file__).with_name("keys.yaml").read_text(encoding="utf-8")))
@@ -75,22 +71,18 @@ def engine_key_of(key: str) -> WithoutEffect | None:
 
 
 def is_explained(key: str) -> bool:
-    """Returns whether a dotted key is EasyR1's or its fork's, and `without_engine_keys` says what becomes of it."""
-    return key in EASYR1_KEYS or engine_key_of(key) is not None or _is_forks(key)
+    """Returns whether a dotted key is EasyR1's, and `without_engine_keys` says what becomes of it."""
+    return key in EASYR1_KEYS or engine_key_of(key) is not None
 
 
 def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, dict[str, str]]:
     """Returns the resolved tree without keys that have no effect or no value, and why by dotted key without effect.
 
-    Raises `ConfigError` for keys of other programs, with what to write in their place.
+    Raises `ConfigError` for a value that is not available here.
     """
     remaining: Tree = {}
     without_effect: dict[str, str] = {}
-    forks_keys: list[str] = []
     for key, value in leaves(tree, whole=EASYR1_KEYS):
-        if _is_forks(key):
-            forks_keys.append(f"\n  {key} ({origins.place_of(key)}): {_in_place_of(key, value)}")
-            continue
         entry = engine_key_of(key)
         _require_available(key, value, entry, origins)
         has_no_value = key in TABLE.none_given and value == TABLE.none_given[key]
@@ -98,11 +90,6 @@ def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, dict[str, s
             without_effect[key] = entry.why
         elif not has_no_value:
             remaining[key] = value
-    if forks_keys:
-        raise ConfigError(
-            "These are keys of the CEPO authors' fork of EasyR1, which this package replaces. Write in their place, in a file "
-            f"as nested keys:{''.join(forks_keys)}"
-        )
     return nested(remaining), without_effect
 
 
@@ -113,22 +100,6 @@ def _require_available(key: str, value: object, entry: WithoutEffect | None, ori
         raise origins.error(key, f"{key}={value}: {reason}")
     if entry is not None and entry.only is not None and value != entry.only:
         raise origins.error(key, f"{key} must be {written(entry.only)}, got {written(value)}. {entry.remedy}")
-
-
-def _is_forks(key: str) -> bool:
-    if not key.startswith(tuple(TABLE.fork_families)):
-        return False
-    section = ".".join(key.split(".")[:2])
-    return section.removeprefix("algorithm.") not in available_estimators()
-
-
-def _in_place_of(key: str, value: object) -> str:
-    """Returns the arguments that are equivalent to the fork's key with this value."""
-    templates = list(TABLE.fork.get(f"{key}=V", []))
-    if str(value).lower() in ("true", "yes", "on", "1"):
-        templates += TABLE.fork.get(f"{key}=true", [])
-    settings = [template.replace("=V", f"={written(value)}") for template in templates]
-    return " ".join(settings) or "nothing"
 
 
 def report_engine_keys(without_effect: Mapping[str, str], origins: Origins) -> None:

@@ -40,8 +40,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("pgpo", {}),
     # Masks depend on the prompt's name, which the trainers choose themselves: images are black. Rounding must not change
     # which tokens are selected, nor be divided by a small temperature.
-    ("vppo", {"mask_probability": 1.0, "token_share": 1.0}),
-    ("papo", {"mask_probability": 1.0}),
     ("rlcsd_released", {"teacher": {"source": "actor"}, "temperature": 1.0, "threshold": 0.0}),
 ]
 
