@@ -22,11 +22,36 @@ from cepo.errors import CheckpointError, ConfigError
             "write it into a file and name it: 'FILE.py:FUNCTION'",
         ),
         ("microgeo/base", {"data.train_files": object()}, "data.train_files has a object; accepted: texts"),
+        (
+            "microgeo/base",
+            {"data.train_files": [{"problem": "1 + 1"}]},
+            "data.train_files has a list of rows; accepted",
+        ),
     ],
 )
 def test_a_configuration_of_other_types_is_refused(file: Any, settings: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         cepo.load_config(file, settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cepo.open_run(None), r"cepo\.open_run: folder must be Path \| str, got a NoneType: None"),  # type: ignore[arg-type]
+        (lambda: cepo.merge(["a"], "b"), r"cepo\.merge: checkpoint must be Path \| str, got a list: \['a'\]"),  # type: ignore[arg-type]
+        (lambda: cepo.merge("a", None), r"cepo\.merge: out must be Path \| str, got a NoneType"),  # type: ignore[arg-type]
+        (lambda: cepo.push("a", 5), r"cepo\.push: name must be str, got a int: 5"),  # type: ignore[arg-type]
+        (lambda: cepo.evaluate(object()), r"cepo\.evaluate: checkpoint must be Path \| str \| None, got a object"),  # type: ignore[arg-type]
+        (lambda: cepo.evaluate("a", ["b"]), r"cepo\.evaluate: data must be str \| None, got a list"),  # type: ignore[arg-type]
+        (
+            lambda: cepo.evaluate("a", protocol="x"),
+            r"protocol must be Literal\['paper', 'lmms'\] \| None, got a str: 'x'",
+        ),  # type: ignore[arg-type]
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_its_name(call: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
 
 
 def test_a_file_named_as_on_a_command_line_is_found() -> None:
