@@ -72,6 +72,8 @@ def actor_folder(checkpoint: Path) -> Path:
             f"{checkpoint} holds rank files of EasyR1's full fine-tuning, but cepo reads only {ADAPTER}/ of EasyR1; "
             "merge them with EasyR1's own scripts/model_merger.py"
         )
+    if (checkpoint / "config.json").is_file():
+        raise CheckpointError(f"{checkpoint} is a whole model, with nothing to merge; give a checkpoint of a run")
     raise CheckpointError(
         f"{checkpoint} is not a checkpoint: it has neither {ADAPTER}/{ADAPTER_CONFIG} nor {SHARDS}/; "
         "give a folder global_step_<N>, or its subfolder actor"

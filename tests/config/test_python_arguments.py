@@ -77,6 +77,12 @@ def test_a_missing_checkpoint_names_those_of_its_run(tmp_path: Any) -> None:
         cepo.merge(tmp_path / "global_step_7", tmp_path / "merged")
 
 
+def test_a_whole_model_is_no_checkpoint_to_merge(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is a whole model, with nothing to merge"):
+        cepo.merge(tmp_path, tmp_path / "merged")
+
+
 def test_an_unknown_type_of_weights_is_refused_before_loading(tmp_path: Any) -> None:
     from cepo.workers.merged_model import BaseModel, merge_checkpoint
 

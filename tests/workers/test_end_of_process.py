@@ -30,8 +30,6 @@ def test_no_process_group_is_left_when_python_ends(more: str) -> None:
     """Also if another program, such as vLLM, has ended it before."""
     program = textwrap.dedent(PROGRAM).format(more=more)
     environment = {**os.environ, "PYTHONPATH": str(Path(cepo.__file__).parent.parent)}
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     expected = ["a group while it works: " + str(more == ""), "a group is left: False"]
     assert ended.stdout.splitlines() == expected
