@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pydantic
 import torch
@@ -109,10 +109,7 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
 
     Raises:
         CheckpointError: the base cannot be read, the checkpoint does not match it, or `out` is not empty.
-        ConfigError: `dtype` is another one.
     """
-    if dtype not in (None, *get_args(FloatType)):
-        raise ConfigError(f"dtype={dtype}: accepted are {', '.join(get_args(FloatType))}, or None for the base's")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty; give a new folder")
     processing, model = _load_base(base, read_quantization(_adapter_in(actor)))

@@ -40,6 +40,10 @@ def test_a_configuration_of_other_types_is_refused(file: Any, settings: Any, mes
         (lambda: cepo.open_run(None), r"cepo\.open_run: folder must be Path \| str, got a NoneType: None"),  # type: ignore[arg-type]
         (lambda: cepo.merge(["a"], "b"), r"cepo\.merge: checkpoint must be Path \| str, got a list: \['a'\]"),  # type: ignore[arg-type]
         (lambda: cepo.merge("a", None), r"cepo\.merge: out must be Path \| str, got a NoneType"),  # type: ignore[arg-type]
+        (
+            lambda: cepo.merge("a", "b", dtype="bfloat16"),
+            r"cepo\.merge: dtype must be Literal\['bf16', 'fp16', 'fp32'\]",
+        ),  # type: ignore[arg-type]
         (lambda: cepo.push("a", 5), r"cepo\.push: name must be str, got a int: 5"),  # type: ignore[arg-type]
         (lambda: cepo.evaluate(object()), r"cepo\.evaluate: checkpoint must be Path \| str \| None, got a object"),  # type: ignore[arg-type]
         (lambda: cepo.evaluate("a", ["b"]), r"cepo\.evaluate: data must be str \| None, got a list"),  # type: ignore[arg-type]
@@ -81,10 +85,3 @@ def test_a_whole_model_is_no_checkpoint_to_merge(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is a whole model, with nothing to merge"):
         cepo.merge(tmp_path, tmp_path / "merged")
-
-
-def test_an_unknown_type_of_weights_is_refused_before_loading(tmp_path: Any) -> None:
-    from cepo.workers.merged_model import BaseModel, merge_checkpoint
-
-    with pytest.raises(ConfigError, match="dtype=bfloat16: accepted are bf16, fp16, fp32"):
-        merge_checkpoint(tmp_path, tmp_path / "out", BaseModel(path="microgeo:model"), dtype="bfloat16")  # type: ignore[arg-type]
