@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cepo.config import RunConfig, check_config
 from cepo.config import load_config as _load_config
 from cepo.errors import ConfigError
 from cepo.files.safe_files import read_objects
 from cepo.files.trees import Fields
+from cepo.sections.call_types import checks_types
 
 if TYPE_CHECKING:
     import pandas
 
 
-def load_config(file: Path | str | None = None, settings: Fields | None = None) -> RunConfig:
+def load_config(file: Path | str | None = None, settings: dict[str, Any] | None = None) -> RunConfig:
     """Returns a checked configuration: a YAML file, overridden by settings.
 
     Args:
@@ -34,12 +35,13 @@ def load_config(file: Path | str | None = None, settings: Fields | None = None) 
     return config
 
 
+@checks_types
 def evaluate(
     checkpoint: Path | str | None = None,
     data: str | None = None,
     *,
     config: Path | str | None = None,
-    settings: Fields | None = None,
+    settings: dict[str, Any] | None = None,
     out: Path | str | None = None,
     n: int | None = None,
     temperature: float | None = None,
@@ -83,6 +85,7 @@ def evaluate(
     return Evaluation(folder=plan.out, results=evaluated(plan))
 
 
+@checks_types
 def merge(
     checkpoint: Path | str,
     out: Path | str,
@@ -121,6 +124,7 @@ def merge(
     return Path(out)
 
 
+@checks_types
 def push(checkpoint: Path | str, name: str, *, private: bool = True) -> str:
     """Publishes a checkpoint on the Hugging Face hub and returns the address of the commit.
 
@@ -174,7 +178,7 @@ class Evaluation:
         return pandas.DataFrame(list(read_objects(self.folder / GENERATIONS_FILE, within=self.folder)))
 
 
-def _arguments(file: Path | str | None, settings: Fields | None) -> list[str]:
+def _arguments(file: Path | str | None, settings: dict[str, Any] | None) -> list[str]:
     """Returns a command line. JSON is YAML, so other values than texts keep their type.
 
     Raises `ConfigError` if the arguments have other types.
@@ -192,16 +196,18 @@ def _arguments(file: Path | str | None, settings: Fields | None) -> list[str]:
             f"settings are a dict by dotted name, such as {{'trainer.max_steps': 20}}, got a {type(settings).__name__}"
         )
     for key, value in (settings or {}).items():
+        if callable(value):
+            raise ConfigError(f"{key} is a function; write it into a file and name it: 'FILE.py:FUNCTION'")
+        is_table = isinstance(value, list) and any(isinstance(row, Mapping) for row in value)
         try:
-            text = str(value) if isinstance(value, str | Path) else json.dumps(value)
+            text = None if is_table else str(value) if isinstance(value, str | Path) else json.dumps(value)
         except TypeError:
-            if callable(value):
-                raise ConfigError(
-                    f"{key} is a function; write it into a file and name it: 'FILE.py:FUNCTION'"
-                ) from None
+            text = None
+        if text is None:
+            kind = "list of rows" if is_table else type(value).__name__
             raise ConfigError(
-                f"{key} has a {type(value).__name__}; accepted: texts, numbers, lists and dicts of them, and None. Data are "
+                f"{key} has a {kind}; accepted: texts, numbers, lists and dicts of them, and None. Data are "
                 "named by a file, a folder or a hub name; write a table of your own as Parquet or JSON lines"
-            ) from None
+            )
         words.append(f"{key}={text}")
     return words

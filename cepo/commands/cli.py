@@ -78,9 +78,9 @@ class Command(click.Command):
         """The options that the command's first words without a name give."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # The reader of the configuration explains a word that begins with dashes.
-        takes_settings = any(parameter.name == "settings" for parameter in self.params)
-        ctx.ignore_unknown_options = takes_settings
+        # The reader of the configuration explains a word that begins with dashes, unless another argument would take it.
+        arguments = [parameter.name for parameter in self.params if isinstance(parameter, click.Argument)]
+        ctx.ignore_unknown_options = arguments == ["settings"]
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         return super().parse_args(ctx, self._with_options(args, ctx))

@@ -29,6 +29,9 @@ _CHECKED = (
 """The JSON files that transformers reads, except the tokenizer's own."""
 _COPIED = (".json", ".jinja", ".txt", ".model")
 """Files whose content a merge copies into its own folder. Weights may be links to another disk."""
+_TOKENIZER_FILES = {"tokenizer.json", "vocab.json", "tekken.json"}
+"""One of which a tokenizer has, or a file that ends in .model."""
+_PROCESSOR_FILES = {"preprocessor_config.json", "processor_config.json"}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 _NAMES_OF_FILES = re.compile(
@@ -73,6 +76,10 @@ def check_model_folder(path: str, *, trusted: bool = False) -> None:
             f"{folder / _ADAPTER} would change the model whose {CONFIG} is beside it; merge the adapter into the model, or "
             "move it to a folder of its own"
         )
+    if not (folder / CONFIG).exists():
+        is_adapter = (folder / _ADAPTER).exists()
+        remedy = "; it is an adapter: merge it into its base (cepo merge)" if is_adapter else ""
+        raise DataError(f"the folder lacks {CONFIG}{remedy}")
     files = {name: read_json(folder / name, dict) for name in _CHECKED if (folder / name).exists()}
     config = files.get(CONFIG, {})
     for name, tree in files.items():
@@ -82,14 +89,38 @@ def check_model_folder(path: str, *, trusted: bool = False) -> None:
     _check_index(folder)
 
 
-def require_safetensors(folder: Path) -> None:
-    """Raises DataError for a folder whose weights are pickles alone, which are programs."""
+def require_reading_files(folder: Path, *, of_images: bool) -> None:
+    """Raises DataError for a folder, such as one of weights alone, that lacks the files of tokenizer or image processor.
+
+    Without them transformers makes a tokenizer that knows no words.
+    """
+    names = {file.name for file in folder.iterdir()}
+    lacking: list[str] = []
+    if not names & _TOKENIZER_FILES and not any(name.endswith(".model") for name in names):
+        lacking.append("tokenizer.json")
+    if of_images and not names & _PROCESSOR_FILES:
+        lacking.append("preprocessor_config.json")
+    if lacking:
+        raise DataError(f"the folder lacks {' and '.join(lacking)}; copy what its model was published with")
+
+
+def require_weights(folder: Path) -> None:
+    """Raises DataError for a folder that lacks weights, or whose weights are pickles alone, which are programs."""
+    if (folder / "model.safetensors").exists():  # which transformers prefers to the files of an index
+        return
+    index = folder / WEIGHTS_INDEX
+    names = set(read_json(index, dict)["weight_map"].values()) if index.exists() else set[str]()
+    lacking = sorted(name for name in names if not (folder / name).exists())
+    if lacking:
+        raise DataError(f"the folder lacks {len(lacking)} of {len(names)} files of weights: {', '.join(lacking[:3])}")
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
-    if pickles and not any(folder.glob("*.safetensors")):
+    if pickles and not names:
         raise DataError(
             f"its weights are pickles ({pickles[0]}), which can run code. Load the model where you trust it, and write it "
             "with save_pretrained, or set worker.actor.model.trust_remote_code=true"
         )
+    if not names:
+        raise DataError("the folder lacks model.safetensors")
 
 
 def _check_index(folder: Path) -> None:

@@ -21,7 +21,7 @@ from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
 from cepo.files.safe_files import read_json
 from cepo.models.cpu.matrix_products import use_fast_products
 from cepo.models.families import family_of
-from cepo.models.folder_check import check_model_folder, require_safetensors
+from cepo.models.folder_check import check_model_folder, require_weights
 from cepo.models.interface import Family
 from cepo.models.patch_embedding import use_linear_patch_embedding
 from cepo.models.segments import ATTENTION_NAME, segment_attention
@@ -105,7 +105,7 @@ def load_model(
         if not with_weights:
             return _with_fast_layers(_empty_model(auto, config, options), family)
         if is_local and not trust_remote_code:
-            require_safetensors(folder)
+            require_weights(folder)
         if quantization is not None:
             # An error in the head affects all logits of every token, and a tied head is the embeddings, which are not
             # linear layers. The vision tower has a small share of the weights, and its features are computed once per image.

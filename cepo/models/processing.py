@@ -20,6 +20,7 @@ from cepo.files.safe_files import read_text
 from cepo.files.trees import Fields, Tree
 from cepo.models.chat_template import ChatTemplate, Message, marks_thought, num_slots, slot
 from cepo.models.families import family_of
+from cepo.models.folder_check import require_reading_files
 from cepo.models.interface import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
 from cepo.models.patch_mask import PatchMask
 from cepo.models.pretrained import read_config, unreadable
@@ -50,6 +51,8 @@ class Processing(TextCodec):
         config: Any = read_config(path, trust_remote_code=trust_remote_code)
         self.family = family_of(config)
         with unreadable("worker.actor.model", path):
+            if Path(path).is_dir() and not trust_remote_code:
+                require_reading_files(Path(path), of_images=self.family.reads_images)
             # A Mistral folder may have a second tokenizer, which lacks what is read here.
             options = {"mistral_format": False} if (Path(path) / "tekken.json").exists() else {}
             self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code, **options)

@@ -24,6 +24,7 @@ from cepo.report.summary import accuracies, page_results, subtitle, summary_rows
 from cepo.run_folder.environment import read_environment
 from cepo.run_folder.layout import run_folder_of
 from cepo.run_folder.records import read_generations
+from cepo.sections.call_types import checks_types
 from cepo.terminal.lines import without_controls
 
 REPORT_FILE = "report.html"
@@ -47,6 +48,7 @@ class Run(RunData):
         return f"<p>{without_controls(summary)}</p>\n{credit}"
 
 
+@checks_types
 def open_run(folder: Path | str) -> Run:
     """Opens a run folder, which may have no steps yet, or the one that a checkpoint lies in.
 

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
+_LATE_BEFORE_REFUSAL = 2
+"""After so many late calls for one sample, none before or between with a score, a function is refused."""
 _ROUNDING = 1e-6
 """By how much a fraction may leave 0..1."""
 
@@ -162,6 +164,8 @@ class RewardPool:
         self._fields: dict[str, None] = {"overall": None}  # of all scores so far, in the order in which they came
         self._is_closed = False
         self._has_scored = False
+        self._has_returned = False  # a score, be it for a trial
+        self._num_late_alone = 0  # calls for one sample, before any score
         self._reported: set[str] = set()  # what a warning has named, once for all calls
         self._report_lock = threading.Lock()
         self._num_workers = config.num_cpus
@@ -250,6 +254,20 @@ class RewardPool:
                 "a sample that is late alone scores 0 (reward/num_timed_out). This warning appears once."
             )
 
+    def _refuse_what_always_hangs(self) -> None:
+        """Raises `RewardError` for a function that was late for each single sample so far and never returned a score.
+
+        Else a first step would wait for each of its responses before `require_a_score` refuses the function.
+        """
+        with self._report_lock:
+            self._num_late_alone += 1
+        if not self._has_returned and self._num_late_alone >= _LATE_BEFORE_REFUSAL:
+            raise RewardError(
+                f"{self.spec} returned no score within worker.reward.timeout_seconds={self._timeout_seconds:g} for any of the "
+                f"first {self._num_late_alone} samples, each alone: nothing can be learnt from it. Raise the limit if that is "
+                "what a call takes, otherwise look for a loop that never ends, or a server that does not answer."
+            )
+
     def _is_first_report_of(self, subject: str) -> bool:
         with self._report_lock:  # several calls may be late at the same time
             is_first = subject not in self._reported
@@ -328,10 +346,13 @@ class RewardPool:
         finally:
             self._idle.append(worker)
         if status == "done":
+            self._has_returned = self._has_returned or action == "score"
             return value
         if status == "refused":
             raise RewardError(value)
         if len(items) == 1:
+            if value.timed_out and action == "score":
+                self._refuse_what_always_hangs()
             return [value]
         if value.timed_out:
             self._report_late(action)

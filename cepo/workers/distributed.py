@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -51,11 +52,19 @@ def data_parallel_mesh(fsdp_size: int) -> DeviceMesh:
     if not dist.is_initialized():
         stay_on_loopback()
         dist.init_process_group(process_group_backend(device), store=dist.HashStore(), rank=0, world_size=1)
+        # Else threads of gloo may free tensors while Python ends, and abort it: `terminate called without an active exception`
+        # (torch's issue 190489).
+        atexit.register(_end_process_group)
     num_processes = dist.get_world_size()
     if 0 < fsdp_size < num_processes:
         shape = (num_processes // fsdp_size, fsdp_size)
         return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(device.type, (num_processes,), mesh_dim_names=("shard",))
+
+
+def _end_process_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def on_first_rank(metrics: Metrics) -> Metrics:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pydantic
 import torch
@@ -72,6 +72,8 @@ def actor_folder(checkpoint: Path) -> Path:
             f"{checkpoint} holds rank files of EasyR1's full fine-tuning, but cepo reads only {ADAPTER}/ of EasyR1; "
             "merge them with EasyR1's own scripts/model_merger.py"
         )
+    if (checkpoint / "config.json").is_file():
+        raise CheckpointError(f"{checkpoint} is a whole model, with nothing to merge; give a checkpoint of a run")
     raise CheckpointError(
         f"{checkpoint} is not a checkpoint: it has neither {ADAPTER}/{ADAPTER_CONFIG} nor {SHARDS}/; "
         "give a folder global_step_<N>, or its subfolder actor"
@@ -107,10 +109,7 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
 
     Raises:
         CheckpointError: the base cannot be read, the checkpoint does not match it, or `out` is not empty.
-        ConfigError: `dtype` is another one.
     """
-    if dtype not in (None, *get_args(FloatType)):
-        raise ConfigError(f"dtype={dtype}: accepted are {', '.join(get_args(FloatType))}, or None for the base's")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty; give a new folder")
     processing, model = _load_base(base, read_quantization(_adapter_in(actor)))

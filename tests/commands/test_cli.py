@@ -30,6 +30,12 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         assert printed(capsys, word) == f"cepo {cepo.__version__}\n"
 
 
+def test_an_unknown_option_is_named_and_not_its_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """The option was taken for the data, and its value was blamed."""
+    assert main(["show", "microgeo:model", "--step", "99"]) == 2
+    assert "No such option '--step'" in capsys.readouterr().err
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("--help", "-h", "help"):
         shown = printed(capsys, word).partition("Commands:")[2]

@@ -22,11 +22,40 @@ from cepo.errors import CheckpointError, ConfigError
             "write it into a file and name it: 'FILE.py:FUNCTION'",
         ),
         ("microgeo/base", {"data.train_files": object()}, "data.train_files has a object; accepted: texts"),
+        (
+            "microgeo/base",
+            {"data.train_files": [{"problem": "1 + 1"}]},
+            "data.train_files has a list of rows; accepted",
+        ),
     ],
 )
 def test_a_configuration_of_other_types_is_refused(file: Any, settings: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         cepo.load_config(file, settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cepo.open_run(None), r"cepo\.open_run: folder must be Path \| str, got a NoneType: None"),  # type: ignore[arg-type]
+        (lambda: cepo.merge(["a"], "b"), r"cepo\.merge: checkpoint must be Path \| str, got a list: \['a'\]"),  # type: ignore[arg-type]
+        (lambda: cepo.merge("a", None), r"cepo\.merge: out must be Path \| str, got a NoneType"),  # type: ignore[arg-type]
+        (
+            lambda: cepo.merge("a", "b", dtype="bfloat16"),
+            r"cepo\.merge: dtype must be Literal\['bf16', 'fp16', 'fp32'\]",
+        ),  # type: ignore[arg-type]
+        (lambda: cepo.push("a", 5), r"cepo\.push: name must be str, got a int: 5"),  # type: ignore[arg-type]
+        (lambda: cepo.evaluate(object()), r"cepo\.evaluate: checkpoint must be Path \| str \| None, got a object"),  # type: ignore[arg-type]
+        (lambda: cepo.evaluate("a", ["b"]), r"cepo\.evaluate: data must be str \| None, got a list"),  # type: ignore[arg-type]
+        (
+            lambda: cepo.evaluate("a", protocol="x"),
+            r"protocol must be Literal\['paper', 'lmms'\] \| None, got a str: 'x'",
+        ),  # type: ignore[arg-type]
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_its_name(call: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
 
 
 def test_a_file_named_as_on_a_command_line_is_found() -> None:
@@ -52,8 +81,7 @@ def test_a_missing_checkpoint_names_those_of_its_run(tmp_path: Any) -> None:
         cepo.merge(tmp_path / "global_step_7", tmp_path / "merged")
 
 
-def test_an_unknown_type_of_weights_is_refused_before_loading(tmp_path: Any) -> None:
-    from cepo.workers.merged_model import BaseModel, merge_checkpoint
-
-    with pytest.raises(ConfigError, match="dtype=bfloat16: accepted are bf16, fp16, fp32"):
-        merge_checkpoint(tmp_path, tmp_path / "out", BaseModel(path="microgeo:model"), dtype="bfloat16")  # type: ignore[arg-type]
+def test_a_whole_model_is_no_checkpoint_to_merge(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is a whole model, with nothing to merge"):
+        cepo.merge(tmp_path, tmp_path / "merged")

@@ -126,6 +126,18 @@ def test_a_function_that_never_scored_is_refused_with_its_lines() -> None:
     assert "loader.py" not in words, "the package's own lines are none of the user's"
 
 
+def test_a_function_that_always_hangs_is_refused_at_once() -> None:
+    """It waits for a trial, for a batch and for one sample of it, not for each of 32 samples."""
+    with _pool(limit=0.5) as pool:
+        assert pool.trial(_samples("hang")[0]) is not None
+        start = time.monotonic()
+        with pytest.raises(RewardError, match=r"timeout_seconds=0\.5 for any of the first 2 samples, each alone"):
+            pool.score(_samples(*["hang"] * 32))
+        assert time.monotonic() - start < 8
+        outcome = pool.score(_samples("good", "hang", "hang"))
+        assert outcome.num_timed_out == 2, "once there was a score, a hang costs its own sample"
+
+
 def test_a_trial_tells_what_raises_from_what_returns_no_score(
     one_worker: RewardPool, caplog: pytest.LogCaptureFixture
 ) -> None:
