@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 from unittest import mock
 
@@ -13,7 +14,7 @@ from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.teacher_contexts import teacher_contexts_of
 from cepo.rollout.generator import Generation
 from cepo.trainer.rollouts import Rollouts
-from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch
+from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch, TokenSignal
 
 
 def rollout(
@@ -119,6 +120,26 @@ def weighted_advantages(advantages: Tensor, delta: Tensor, *, mixing: float, cli
     batch = token_batch([0.0] * rows, [0] * rows, lengths=[width] * rows, old=delta, views=views, dtype=delta.dtype)
     with mock.patch("cepo.algorithms.statistics.group_advantages", return_value=advantages):
         return build_estimator("cepo", settings).signal(batch, step=0).advantages
+
+
+def signal_of(method: str, batch: TokenBatch, *, step: int = 0, **settings: Any) -> TokenSignal:
+    """What a method with these settings makes of a batch."""
+    return build_estimator(method, settings).signal(batch, step=step)
+
+
+def advantages_of(method: str, batch: TokenBatch, *, step: int = 0, **settings: Any) -> Tensor:
+    return signal_of(method, batch, step=step, **settings).advantages
+
+
+def rows_of_batch(batch: TokenBatch, order: Tensor) -> TokenBatch:
+    """The batch with these of its rows, in this order."""
+    moved: dict[str, Any] = {}
+    for name, value in vars(batch).items():
+        if isinstance(value, Tensor):
+            moved[name] = value[order]
+        else:
+            moved[name] = {key: rows[order] for key, rows in value.items()}
+    return replace(batch, **moved)
 
 
 def log_probs_like(shape: Sequence[int], seed: int, scale: float = 3.0) -> Tensor:
