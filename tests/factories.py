@@ -16,6 +16,12 @@ from cepo.rollout.generator import Generation
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch, TokenSignal
 
+THREE_GROUPS: dict[str, Any] = {
+    "rewards": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0],
+    "group_ids": [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2],
+    "lengths": [7, 3, 1, 5, 7, 2, 6, 4, 3, 7, 5, 1],
+}
+
 
 def rollout(
     index: int,
@@ -110,6 +116,11 @@ def token_batch(
         reward_baselines=torch.full((len(rewards),), 0.25, dtype=dtype),
         values=old.to(dtype).tanh(),
     )
+
+
+def three_groups(old: Tensor, views: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float64) -> TokenBatch:
+    """Two groups whose rewards differ and one of equal rewards, with log-probs of shape (12, 7)."""
+    return token_batch(**THREE_GROUPS, old=old, views=views, dtype=dtype)
 
 
 def weighted_advantages(advantages: Tensor, delta: Tensor, *, mixing: float, clip_radius: float) -> Tensor:

@@ -154,14 +154,6 @@ def test_swapping_references_and_negating_advantages_cancel(dtype: torch.dtype, 
     assert torch.equal(swapped.advantages, -straight.advantages)
 
 
-def test_delta_is_right_less_wrong_or_right_less_student() -> None:
-    old, correct, wrong = (torch.full((12, 6), value, dtype=torch.float64) for value in (-2.0, -0.5, -3.0))
-    views = {"correct": correct, "wrong": wrong}
-    for name, expected in (("cepo", 2.5), ("rlsd", 1.5)):
-        signal = build_estimator(name).signal(batch_with(views, old, torch.float64), step=0)
-        mask = batch_with(views, old, torch.float64).response_mask
-        assert signal.diagnostics["delta"][mask].unique().tolist() == [expected]
-        assert torch.count_nonzero(signal.diagnostics["delta"][~mask]) == 0
 
 
 def mixing_at(step: int, **weight: Any) -> float:
@@ -198,12 +190,6 @@ def test_lambda_stays_in_its_range_and_never_rises_after_warm_up(
     assert mixing_at(warmup + decay, **weight) == 0.0
 
 
-def permuted(batch: TokenBatch, order: torch.Tensor) -> TokenBatch:
-    """The batch with its rows in another order."""
-    moved: dict[str, object] = {}
-    for name, value in vars(batch).items():
-        moved[name] = value[order] if isinstance(value, torch.Tensor) else {key: of[order] for key, of in value.items()}
-    return replace(batch, **moved)
 
 
 @st.composite

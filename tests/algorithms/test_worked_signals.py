@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,9 @@ def views_of(example: dict[str, Any]) -> dict[str, Tensor]:
 def batch_of(example: dict[str, Any]) -> TokenBatch:
     rewards = tensor(example["rewards"])
     views = views_of(example)
-    width = max((view.shape[1] for view in views.values()), default=1)
+    width = max([1, *example.get("lengths", []), *(view.shape[1] for view in views.values())])
     student = tensor(example.get("student", -1))
-    return token_batch(
+    batch = token_batch(
         rewards.tolist(),
         example.get("groups", [0] * len(rewards)),
         lengths=example.get("lengths", [width] * len(rewards)),
@@ -50,13 +51,18 @@ def batch_of(example: dict[str, Any]) -> TokenBatch:
         views=views,
         dtype=torch.float64,
     )
+    if "values" in example:
+        return dataclasses.replace(batch, values=tensor(example["values"]))
+    return batch
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_signal_is_that_worked_out_by_hand(name: str) -> None:
     example = EXAMPLES[name]
     signal = build_estimator(example["method"], example.get("settings", {})).signal(batch_of(example), step=0)
-    actual: dict[str, Any] = {"advantages": signal.advantages, **signal.diagnostics, **results(signal.metrics)}
+    actual: dict[str, Any] = {"advantages": signal.advantages, "returns": signal.returns}
+    actual |= signal.diagnostics
+    actual |= results(signal.metrics)
     for quantity, numbers in example["expected"].items():
         expected = tensor(numbers)
         found = torch.as_tensor(actual[quantity], dtype=torch.float64).reshape(expected.shape)
