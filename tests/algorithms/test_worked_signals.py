@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from factories import token_batch
 from torch import Tensor
+from worked_examples import examples, tensor
 
 from cepo.algorithms import build_estimator
 from cepo.metrics import results
 from cepo.types import TokenBatch
 
-EXAMPLES: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("worked_signals.yaml").read_text(encoding="utf-8")
-)
-
-
-def tensor(numbers: Any) -> Tensor:
-    """Nested lists of numbers, of which some are written as fractions."""
-    if isinstance(numbers, list):
-        return torch.stack([tensor(number) for number in numbers])
-    return torch.tensor(float(Fraction(numbers)), dtype=torch.float64)
+EXAMPLES = examples(Path(__file__).with_name("worked_signals.yaml"))
 
 
 def views_of(example: dict[str, Any]) -> dict[str, Tensor]:
