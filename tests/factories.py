@@ -52,15 +52,15 @@ def group(
 
 def rollouts_of(tokens: Sequence[Sequence[int]], rewards: Sequence[float] | None = None, **options: Any) -> Rollouts:
     """Responses of these tokens to one prompt, with log-probs of 0, right where the reward is 1; options replace fields."""
-    given = [0.0] * len(tokens) if rewards is None else list(rewards)
+    rewards = [0.0] * len(tokens) if rewards is None else [float(reward) for reward in rewards]
     fields: dict[str, Any] = {
         "step": 0,
         "problems": cast("Any", [None]),
         "prompts": cast("Any", [None]),
         "generations": [Generation.of(each, [0.0] * len(each), finished=True) for each in tokens],
         "responses": [""] * len(tokens),
-        "scores": [{"overall": reward} for reward in given],
-        "correct": torch.tensor(given) == 1.0,
+        "scores": [{"overall": reward} for reward in rewards],
+        "correct": torch.tensor(rewards) == 1.0,
     }
     return Rollouts(**fields | options)
 

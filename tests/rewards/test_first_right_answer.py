@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from cepo.answers import marked_answer
 from cepo.config.worker_schema import RewardConfig
 from cepo.rewards.first_right_answer import tokens_past_right_answer
 from cepo.rewards.pool import RewardPool
+
+CASES: list[dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("first_right_answers.yaml").read_text(encoding="utf-8")
+)
 
 
 def last_number(response: str) -> str | None:
@@ -17,26 +24,9 @@ def last_number(response: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
-@pytest.mark.parametrize(
-    ("texts", "truth", "expected"),
-    [
-        (["6", " +", " ", "8", " =", " ", "1", "4", " cards", "."], "14", 2),
-        (["6", " +", " ", "8", " =", " ", "1", "4"], "14", 0),
-        (["1", "4", ",", " and", " then", " 3"], "14", 4),
-        (["the", " 1", "4", "s"], "14", 0),  # 14 does not stand alone before "s"
-        (["1", "4", ".", "5"], "14", None),
-        (["1", "4", ".", "So", " 3"], "14", 1),  # as 14.5 is one number, 14.So is one word
-        (["1", "4", ",0", "0", "0", " x"], "14", None),
-        (["1", "4", ",0", "0", "0", " x"], "1", None),
-        (["1", "2", " -", " ", "1"], "1", 0),  # the 1 of 12 is no answer
-        (["1", "4", " -", " ", "1", "4", " =", " 0"], "14", 6),
-        (["", "1", "", "4", "。", "7"], "14", 2),
-        (["no", " number"], "14", None),
-        ([], "14", None),
-    ],
-)
-def test_tokens_after_the_first_right_place_are_counted(texts: list[str], truth: str, expected: int | None) -> None:
-    assert tokens_past_right_answer(texts, truth, last_number) == expected
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "".join(case["texts"]))
+def test_tokens_after_the_first_right_place_are_counted(case: dict[str, Any]) -> None:
+    assert tokens_past_right_answer(case["texts"], case["truth"], last_number) == case["past"]
 
 
 def test_an_answer_in_a_box_is_right_where_the_box_closes() -> None:
