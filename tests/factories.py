@@ -12,9 +12,10 @@ from torch import Tensor
 
 from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.teacher_contexts import teacher_contexts_of
+from cepo.algorithms.visual import Visual
 from cepo.rollout.generator import Generation
 from cepo.trainer.rollouts import Rollouts
-from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import ImageReference, Reference, Rollout, RolloutGroup, TokenBatch, TokenSignal
 
 THREE_GROUPS: dict[str, Any] = {
     "rewards": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0],
@@ -163,3 +164,10 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     """Equality that tells 0.0 from -0.0 and knows no tolerance."""
     whole = {torch.float32: torch.int32, torch.float64: torch.int64}
     return left.dtype == right.dtype and torch.equal(left.view(whole[left.dtype]), right.view(whole[right.dtype]))
+
+
+class HalfVisual(Visual):
+    """Visual evidence from half of each image instead of none."""
+
+    def references(self, group: RolloutGroup) -> dict[str, list[Reference | None]]:
+        return {"blind": [ImageReference(masked=0.5)] * len(group.rollouts)}
