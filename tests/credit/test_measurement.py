@@ -232,7 +232,7 @@ def rollouts() -> Rollouts:
     return rollouts_of(rewards, responses, group_size=100)
 
 
-def measure(rollouts: Rollouts, teacher: Teacher) -> dict[str, float | None]:
+def measure(rollouts: Rollouts, teacher: Teacher) -> dict[str, Any]:
     rows: list[list[float]] = []
     for generation in rollouts.generations:
         response = tuple(generation.response_ids.tolist())
