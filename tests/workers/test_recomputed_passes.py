@@ -59,7 +59,7 @@ def test_attention_is_tried_out_for_the_sizes_of_the_decoder(
     assert set(tried) == {(actor.device, torch.bfloat16, *heads)}
 
 
-def test_attention_of_other_gradients_is_refused_before_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_of_other_gradients_is_refused_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     """An H200 took the blocks of a transposed table for those of a key: outputs were right, and gradients grew layer by layer."""
 
     def with_keys_gradient_of_others(query: Tensor, key: Tensor, *arguments: Any) -> Tensor:
