@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+    from cepo.workers.memory import ModelShape
 
 _TEXT = {
     "2B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
@@ -46,3 +49,10 @@ def _qwen2_5_vl_3b() -> PreTrainedConfig:
         "fullatt_block_indexes": [7, 15, 23, 31], "out_hidden_size": 2048,
     }  # fmt: skip
     return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True)
+
+
+@cache
+def published_shape(size: str) -> ModelShape:
+    from cepo.workers.memory import shape_of
+
+    return shape_of(published_config(size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 from unittest import mock
 
@@ -11,9 +12,16 @@ from torch import Tensor
 
 from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.teacher_contexts import teacher_contexts_of
+from cepo.algorithms.visual import Visual
 from cepo.rollout.generator import Generation
 from cepo.trainer.rollouts import Rollouts
-from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch
+from cepo.types import ImageReference, Reference, Rollout, RolloutGroup, TokenBatch, TokenSignal
+
+THREE_GROUPS: dict[str, Any] = {
+    "rewards": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0],
+    "group_ids": [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2],
+    "lengths": [7, 3, 1, 5, 7, 2, 6, 4, 3, 7, 5, 1],
+}
 
 
 def rollout(
@@ -45,15 +53,15 @@ def group(
 
 def rollouts_of(tokens: Sequence[Sequence[int]], rewards: Sequence[float] | None = None, **options: Any) -> Rollouts:
     """Responses of these tokens to one prompt, with log-probs of 0, right where the reward is 1; options replace fields."""
-    given = [0.0] * len(tokens) if rewards is None else list(rewards)
+    rewards = [0.0] * len(tokens) if rewards is None else [float(reward) for reward in rewards]
     fields: dict[str, Any] = {
         "step": 0,
         "problems": cast("Any", [None]),
         "prompts": cast("Any", [None]),
         "generations": [Generation.of(each, [0.0] * len(each), finished=True) for each in tokens],
         "responses": [""] * len(tokens),
-        "scores": [{"overall": reward} for reward in given],
-        "correct": torch.tensor(given) == 1.0,
+        "scores": [{"overall": reward} for reward in rewards],
+        "correct": torch.tensor(rewards) == 1.0,
     }
     return Rollouts(**fields | options)
 
@@ -111,6 +119,11 @@ def token_batch(
     )
 
 
+def three_groups(old: Tensor, views: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float64) -> TokenBatch:
+    """Two groups whose rewards differ and one of equal rewards, with log-probs of shape (12, 7)."""
+    return token_batch(**THREE_GROUPS, old=old, views=views, dtype=dtype)
+
+
 def weighted_advantages(advantages: Tensor, delta: Tensor, *, mixing: float, clip_radius: float) -> Tensor:
     """What the contrastive method makes of given (B,) advantages and (B, T) evidence, in place of its group's."""
     settings = {"weight": {"lambda_init": mixing, "lambda_schedule": "constant", "clip_radius": clip_radius}}
@@ -119,6 +132,26 @@ def weighted_advantages(advantages: Tensor, delta: Tensor, *, mixing: float, cli
     batch = token_batch([0.0] * rows, [0] * rows, lengths=[width] * rows, old=delta, views=views, dtype=delta.dtype)
     with mock.patch("cepo.algorithms.statistics.group_advantages", return_value=advantages):
         return build_estimator("cepo", settings).signal(batch, step=0).advantages
+
+
+def signal_of(method: str, batch: TokenBatch, *, step: int = 0, **settings: Any) -> TokenSignal:
+    """What a method with these settings makes of a batch."""
+    return build_estimator(method, settings).signal(batch, step=step)
+
+
+def advantages_of(method: str, batch: TokenBatch, *, step: int = 0, **settings: Any) -> Tensor:
+    return signal_of(method, batch, step=step, **settings).advantages
+
+
+def rows_of_batch(batch: TokenBatch, order: Tensor) -> TokenBatch:
+    """The batch with these of its rows, in this order."""
+    moved: dict[str, Any] = {}
+    for name, value in vars(batch).items():
+        if isinstance(value, Tensor):
+            moved[name] = value[order]
+        else:
+            moved[name] = {key: rows[order] for key, rows in value.items()}
+    return replace(batch, **moved)
 
 
 def log_probs_like(shape: Sequence[int], seed: int, scale: float = 3.0) -> Tensor:
@@ -131,3 +164,10 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     """Equality that tells 0.0 from -0.0 and knows no tolerance."""
     whole = {torch.float32: torch.int32, torch.float64: torch.int64}
     return left.dtype == right.dtype and torch.equal(left.view(whole[left.dtype]), right.view(whole[right.dtype]))
+
+
+class HalfVisual(Visual):
+    """Visual evidence from half of each image instead of none."""
+
+    def references(self, group: RolloutGroup) -> dict[str, list[Reference | None]]:
+        return {"blind": [ImageReference(masked=0.5)] * len(group.rollouts)}

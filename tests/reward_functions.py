@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cepo.rewards.math import compute_score
+
 Scores = list[dict[str, float]]
 
 
@@ -34,3 +36,10 @@ def every_second(samples: list[dict[str, Any]]) -> Scores:
 def by_length(response: str) -> str:
     """An answer of every response."""
     return f"{len(response)} characters"
+
+
+def of_completions(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """The package's verifier as a reward function of TRL."""
+    texts = [completion[0]["content"] for completion in completions]
+    rows = [{"response": text, "ground_truth": truth} for text, truth in zip(texts, answer, strict=True)]
+    return [score["overall"] for score in compute_score(rows)]

@@ -132,3 +132,11 @@ def written(path: Path, text: bytes) -> bytes:
         assert time.monotonic() < deadline, f"{path} never had {text!r}"
         time.sleep(0.1)
     return path.read_bytes()
+
+
+def wait_for(page: Path, text: str) -> None:
+    """Returns as soon as the page has the text."""
+    deadline = time.monotonic() + 60
+    while not (page.is_file() and text in page.read_text("utf-8")):
+        assert time.monotonic() < deadline, f"{page} never had {text}"
+        time.sleep(0.1)

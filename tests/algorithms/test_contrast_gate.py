@@ -10,25 +10,31 @@ from typing import Any
 
 import pytest
 import torch
-from factories import group, log_probs_like, rollout, same_bits, token_batch
+from factories import (
+    THREE_GROUPS,
+    advantages_of,
+    group,
+    log_probs_like,
+    rollout,
+    rows_of_batch,
+    same_bits,
+    signal_of,
+    three_groups,
+    token_batch,
+)
 from torch import Tensor
 
 from cepo.algorithms import build_estimator, statistics
 from cepo.metrics import results
 from cepo.types import TokenBatch
 
-REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-GROUP_IDS = [row // 4 for row in range(12)]
-LENGTHS = [7, 3, 1, 5, 7, 2, 6, 4, 3, 7, 5, 1]
-SIZE = 0.5 / (math.sqrt(0.5) + 1e-6)
-"""A of the right rollout of a pair; the wrong one's is its negative."""
+LENGTHS = THREE_GROUPS["lengths"]
 
 
 def batch_of(*, scale: float = 1.0, seed: int = 3, dtype: torch.dtype = torch.float64) -> TokenBatch:
     """Two groups whose rewards differ and one of equal rewards, with random teachers."""
     old, correct, wrong = log_probs_like((3, 12, 7), seed, scale)
-    views = {"correct": correct, "wrong": wrong}
-    return token_batch(REWARDS, GROUP_IDS, lengths=LENGTHS, old=old, views=views, dtype=dtype)
+    return three_groups(old, {"correct": correct, "wrong": wrong}, dtype=dtype)
 
 
 def pair_of(right: Sequence[float], wrong: Sequence[float], *, certainty: float = -1.0) -> TokenBatch:
@@ -39,25 +45,8 @@ def pair_of(right: Sequence[float], wrong: Sequence[float], *, certainty: float 
     return token_batch([1.0, 0.0], [0, 0], lengths=[len(right)] * 2, old=old, views=views, dtype=torch.float64)
 
 
-def advantages_of(name: str, batch: TokenBatch, **settings: Any) -> Tensor:
-    return build_estimator(name, settings).signal(batch, step=0).advantages
-
-
 def noise_of(batch: TokenBatch) -> float | None:
-    return results(build_estimator("contrast_gate", {}).signal(batch, step=0).metrics)["evidence/noise"]
-
-
-def test_it_is_its_equations_by_hand() -> None:
-    """The right response's contrasts are 3, 0.2, -0.2 and -3, the wrong one's -3, -0.2, 0.3 and 0.2 nats.
-
-    -0.2 and -3 of the right one and 0.3 and 0.2 of the wrong one contradict their outcomes; the lower median of 0.2, 0.2,
-    0.3 and 3 is 0.2, so the noise is 0.2 / 0.6745 = 0.297, and the gate opens above 2 x 0.297 = 0.593 nats. That is the
-    right one's 3 and the wrong one's -3.
-    """
-    batch = pair_of([3.0, 0.2, -0.2, -3.0], [-3.0, -0.2, 0.3, 0.2], certainty=-2.0)
-    assert noise_of(batch) == pytest.approx(0.2 / 0.6745)
-    expected = torch.tensor([[SIZE, *[0.1 * SIZE] * 3], [-SIZE, *[-0.1 * SIZE] * 3]], dtype=torch.float64)
-    torch.testing.assert_close(advantages_of("contrast_gate", batch), expected)
+    return results(signal_of("contrast_gate", batch).metrics)["evidence/noise"]
 
 
 @pytest.mark.parametrize("scale", [0.05, 1.0, 5.0])
@@ -87,48 +76,11 @@ def test_it_is_its_equations_in_loops(scale: float, threshold: float, floor: flo
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_the_noise_is_that_of_tokens_that_had_an_alternative() -> None:
-    """Four tokens contradict their outcomes, by 0.01, 0.01, 0.4 and 0.6 nats; the first two were certain, at 0.99.
-
-    The lower median of 0.4 and 0.6 is 0.4. Without the certain tokens left out it would be 0.01.
-    """
-    delta = torch.tensor([[-0.01, -0.01, -0.4], [-2.0, -2.0, 0.6]], dtype=torch.float64)
-    certainty = torch.tensor([[-0.01, -0.01, -1.0], [-2.0, -2.0, -1.0]], dtype=torch.float64)
-    views = {"correct": certainty + delta / 2, "wrong": certainty - delta / 2}
-    old = torch.full_like(delta, -1.0)
-    batch = token_batch([1.0, 0.0], [0, 0], lengths=[3, 3], old=old, views=views, dtype=torch.float64)
-    assert noise_of(batch) == pytest.approx(0.4 / 0.6745)
-
-
-def test_decisive_tokens_that_agree_do_not_raise_the_noise() -> None:
-    """Half of all contrasts are 5 nats, and agree with the outcome; those that contradict it are 0.1."""
-    batch = pair_of([5.0, 5.0, 0.1, -0.1], [-5.0, -5.0, 0.1, -0.1], certainty=-4.0)
-    assert noise_of(batch) == pytest.approx(0.1 / 0.6745)
-
-
 def test_the_estimate_finds_the_deviation_of_normal_noise() -> None:
     """2 x 20,000 contrasts of a standard deviation of 0.3 nats: 0.300 within 2 %."""
     generator = torch.Generator().manual_seed(1)
     delta = 0.3 * torch.randn(2, 20_000, generator=generator, dtype=torch.float64)
     assert noise_of(pair_of(delta[0].tolist(), delta[1].tolist())) == pytest.approx(0.3, rel=0.02)
-
-
-@pytest.mark.parametrize(("contradicting", "certainty"), [(0.0, -1.0), (-0.03, -0.01), (-0.03, -1.0)])
-def test_no_token_that_shows_noise_leaves_the_least(contradicting: float, certainty: float) -> None:
-    """No contrast contradicts its outcome; or those that do were certain; or they are 0.03 / 0.6745 = 0.044 nats of noise.
-
-    Above 2 x 0.05 nats the gate opens.
-    """
-    batch = pair_of([0.11, 0.09, contradicting], [-0.11, -0.09, -contradicting], certainty=certainty)
-    assert noise_of(batch) == 0.05
-    opens = advantages_of("contrast_gate", batch)[0] == SIZE
-    assert opens.tolist() == [True, False, False]
-
-
-def test_threshold_0_opens_for_every_contrast_of_the_sign() -> None:
-    batch = pair_of([0.11, 1e-9, 0.0], [0.11, -1e-9, 0.0])
-    weights = build_estimator("contrast_gate", {"threshold": 0.0, "floor": 0.2}).signal(batch, step=0).diagnostics
-    assert weights["weight"].tolist() == [[1.0, 1.0, 0.2], [0.2, 1.0, 0.2]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -144,11 +96,10 @@ def test_floor_1_or_lambda_0_is_grpo_and_reads_no_teacher(
     settings: dict[str, Any], step: int, dtype: torch.dtype
 ) -> None:
     assert build_estimator("contrast_gate").needs_teacher(step=1000)
-    estimator = build_estimator("contrast_gate", settings)
-    assert not estimator.needs_teacher(step=step)
+    assert not build_estimator("contrast_gate", settings).needs_teacher(step=step)
     batch = dataclasses.replace(batch_of(dtype=dtype), teacher_log_probs={})
-    plain = build_estimator("grpo").signal(batch, step=step).advantages
-    assert same_bits(estimator.signal(batch, step=step).advantages, plain)
+    plain = advantages_of("grpo", batch, step=step)
+    assert same_bits(advantages_of("contrast_gate", batch, step=step, **settings), plain)
     assert torch.count_nonzero(plain) > 0
 
 
@@ -159,9 +110,8 @@ def test_a_rollout_without_a_reference_is_grpos() -> None:
     views: dict[str, Tensor] = {}
     for view, values in batch.teacher_log_probs.items():
         views[view] = values.where(shown.unsqueeze(1), batch.old_log_probs)
-    partly = dataclasses.replace(
-        batch, teacher_log_probs=views, has_reference={"correct": shown, "wrong": shown.clone()}
-    )
+    has_reference = {"correct": shown, "wrong": shown.clone()}
+    partly = dataclasses.replace(batch, teacher_log_probs=views, has_reference=has_reference)
     plain = advantages_of("grpo", batch)
     gated = advantages_of("contrast_gate", partly)
     assert same_bits(gated[~shown], plain[~shown])
@@ -187,7 +137,8 @@ def test_by_default_a_group_without_a_wrong_reference_is_grpos() -> None:
 def test_a_response_without_contrast_learns_floor_a(mixing: float) -> None:
     """Equal teachers: A ((1 - lambda) + lambda floor) at every token, GRPO's direction."""
     batch = batch_of()
-    equal = dataclasses.replace(batch, teacher_log_probs=dict.fromkeys(("correct", "wrong"), batch.old_log_probs))
+    students = {"correct": batch.old_log_probs, "wrong": batch.old_log_probs}
+    equal = dataclasses.replace(batch, teacher_log_probs=students)
     actual = advantages_of("contrast_gate", equal, weight={"lambda_init": mixing})
     expected = advantages_of("grpo", batch) * ((1 - mixing) + mixing * 0.1)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)
@@ -198,9 +149,10 @@ def test_where_all_contrast_is_clipped_it_is_cepo_over_1_plus_r(radius: float) -
     """Threshold 0 and floor (1 - r) / (1 + r), lambda 1: the weights 1 and floor are 1 + r and 1 - r over 1 + r."""
     generator = torch.Generator().manual_seed(2)
     sign = torch.randint(0, 2, (2, 9), generator=generator).double() * 2 - 1
-    beyond = -math.log1p(-radius) + 0.1 + torch.rand(2, 9, generator=generator, dtype=torch.float64)
-    delta = (sign * beyond).tolist()
-    batch = pair_of(delta[0], delta[1], certainty=-2.0)
+    largest_unclipped = -math.log1p(-radius)
+    beyond = largest_unclipped + 0.1 + torch.rand(2, 9, generator=generator, dtype=torch.float64)
+    right, wrong = (sign * beyond).tolist()
+    batch = pair_of(right, wrong, certainty=-2.0)
     weight = {"lambda_init": 1.0, "lambda_schedule": "constant", "clip_radius": radius}
     cepo = advantages_of("cepo", batch, weight=weight)
     gated = advantages_of("contrast_gate", batch, threshold=0.0, floor=(1 - radius) / (1 + radius))
@@ -219,20 +171,12 @@ def test_where_the_highest_share_opens_it_is_vppos_selection(share: float) -> No
     batch = pair_of(shuffled[0].tolist(), (-shuffled[1]).tolist(), certainty=-4.0)
     gated = advantages_of("contrast_gate", batch, floor=0.0)
     delta = batch.teacher_log_probs["correct"] - batch.teacher_log_probs["wrong"]
-    by_image = dataclasses.replace(
-        batch,
-        teacher_log_probs={"masked": batch.old_log_probs - delta},
-        has_reference={"masked": batch.has_reference["correct"]},
-    )
+    masked = {"masked": batch.old_log_probs - delta}
+    has_reference = {"masked": batch.has_reference["correct"]}
+    by_image = dataclasses.replace(batch, teacher_log_probs=masked, has_reference=has_reference)
     vppo = advantages_of("vppo", by_image, token_share=share, scale_min=1.0, log_prob_bonus=0.0)
     assert int((gated != 0).sum()) == 2 * num_open
     torch.testing.assert_close(gated, vppo, rtol=1e-12, atol=0)
-
-
-def test_large_contrasts_of_the_other_sign_stay_closed() -> None:
-    batch = pair_of([-9.0, 9.0], [9.0, -9.0], certainty=-5.0)
-    weight = build_estimator("contrast_gate", {"threshold": 0.5}).signal(batch, step=0).diagnostics["weight"]
-    assert weight.tolist() == [[0.1, 1.0], [0.1, 1.0]]
 
 
 def test_groups_of_equal_rewards_do_not_count_in_the_noise() -> None:
@@ -247,11 +191,8 @@ def test_groups_of_equal_rewards_do_not_count_in_the_noise() -> None:
 def test_permuting_rows_permutes_the_gates_bits(dtype: torch.dtype) -> None:
     batch = batch_of(dtype=dtype)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(5))
-    moved: dict[str, Any] = {}
-    for name, value in vars(batch).items():
-        moved[name] = value[order] if isinstance(value, Tensor) else {key: rows[order] for key, rows in value.items()}
     straight = advantages_of("contrast_gate", batch)[order]
-    assert same_bits(advantages_of("contrast_gate", dataclasses.replace(batch, **moved)), straight)
+    assert same_bits(advantages_of("contrast_gate", rows_of_batch(batch, order)), straight)
 
 
 def test_advantages_keep_their_sign_and_never_grow() -> None:
@@ -267,35 +208,30 @@ def test_over_hindsight_it_gates_by_each_tokens_own_sign() -> None:
     """A differs by token there, and may differ in sign within a response. Some gates open, none against its own A."""
     batch = batch_of()
     settings = {"advantage": {"baseline": "hindsight"}, "negative": {"fallback": "student"}, "threshold": 0.5}
-    plain = advantages_of("contrast_gate", batch, **{**settings, "floor": 1.0})
-    signal = build_estimator("contrast_gate", settings).signal(batch, step=0)
-    assert torch.equal(signal.diagnostics["weight"] == 1.0, (signal.advantages == plain) & batch.response_mask)
+    plain = advantages_of("contrast_gate", batch, **settings, floor=1.0)
+    signal = signal_of("contrast_gate", batch, **settings)
+    is_open = signal.diagnostics["weight"] == 1.0
+    assert is_open.any()
+    assert torch.equal(is_open, (signal.advantages == plain) & batch.response_mask)
     agrees = plain * signal.diagnostics["delta"] > 0
-    assert not ((signal.diagnostics["weight"] == 1.0) & ~agrees).any()
-    assert (signal.diagnostics["weight"] == 1.0).any()
+    assert not (is_open & ~agrees).any()
 
 
 def test_its_teachers_read_what_cepos_read() -> None:
     prompt_group = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "40"), rollout(2, 0.0, None))
     for settings in ({}, {"positive": {"source": "peer_full"}, "negative": {"source": "peer_full"}}):
-        references = [build_estimator(name, settings).references(prompt_group) for name in ("contrast_gate", "cepo")]
-        assert references[0] == references[1]
+        gate = build_estimator("contrast_gate", settings)
+        cepo = build_estimator("cepo", settings)
+        assert gate.references(prompt_group) == cepo.references(prompt_group)
 
 
 def test_metrics_count_open_gates_over_live_tokens() -> None:
     """Two of the eight tokens open, so the mean gate is (2 + 6 x 0.1) / 8 = 0.325. A further group has equal rewards."""
-    batch = pair_of([3.0, 0.2, -0.2, -3.0], [-3.0, -0.2, 0.3, 0.2], certainty=-2.0)
-    twice: dict[str, Any] = {}
-    for name, value in vars(batch).items():
-        if isinstance(value, Tensor):
-            twice[name] = torch.cat([value, value])
-        else:
-            twice[name] = {key: torch.cat([rows, rows]) for key, rows in value.items()}
-    twice["group_ids"] = torch.tensor([0, 0, 1, 1])
-    twice["token_level_rewards"][2:] = 0.0
-    batch = TokenBatch(**twice)
-    signal = build_estimator("contrast_gate", {"weight": {"lambda_init": 0.5}}).signal(batch, step=0)
-    values = results(signal.metrics)
+    pair = pair_of([3.0, 0.2, -0.2, -3.0], [-3.0, -0.2, 0.3, 0.2], certainty=-2.0)
+    batch = rows_of_batch(pair, torch.tensor([0, 1, 0, 1]))
+    batch = dataclasses.replace(batch, group_ids=torch.tensor([0, 0, 1, 1]))
+    batch.token_level_rewards[2:] = 0.0
+    values = results(signal_of("contrast_gate", batch, weight={"lambda_init": 0.5}).metrics)
     assert values["evidence/open_fraction"] == 0.25
     assert values["evidence/weight_mean"] == pytest.approx(0.325)
     assert values["evidence/lambda"] == 0.5

@@ -5,12 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from factories import group, log_probs_like, rollout, same_bits, token_batch, weighted_advantages
+from factories import (
+    advantages_of,
+    group,
+    log_probs_like,
+    rollout,
+    rows_of_batch,
+    same_bits,
+    signal_of,
+    token_batch,
+    weighted_advantages,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -65,13 +74,15 @@ def test_evidence_keeps_the_sign_and_moves_by_at_most_lambda_r(
     weighted = weighted_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
     assert weighted.isfinite().all()
     assert torch.equal(weighted.sign(), advantages.sign().unsqueeze(1).expand_as(delta))
-    size = advantages.abs().double().unsqueeze(1)
-    moved = (weighted.double() - advantages.double().unsqueeze(1)).abs()
-    rounding = 2 * torch.finfo(dtype).eps * size
-    assert (moved <= mixing * radius * size * (1 + 1e-6) + rounding).all()
+    exact = advantages.double().unsqueeze(1)
+    moved = (weighted.double() - exact).abs()
+    rounding = 2 * torch.finfo(dtype).eps
+    assert (moved <= exact.abs() * (mixing * radius * (1 + 1e-6) + rounding)).all()
     plain = advantages.unsqueeze(1).expand_as(delta).contiguous()
-    for lam, r, evidence in ((0.0, radius, delta), (mixing, 0.0, delta), (mixing, radius, torch.zeros_like(delta))):
-        assert same_bits(weighted_advantages(advantages, evidence, mixing=lam, clip_radius=r), plain)
+    assert same_bits(weighted_advantages(advantages, delta, mixing=0.0, clip_radius=radius), plain)
+    assert same_bits(weighted_advantages(advantages, delta, mixing=mixing, clip_radius=0.0), plain)
+    silent = torch.zeros_like(delta)
+    assert same_bits(weighted_advantages(advantages, silent, mixing=mixing, clip_radius=radius), plain)
 
 
 @given(st.lists(st.floats(-300, 300), min_size=1, max_size=8), radii, st.sampled_from([-1.0, 1.0]))
@@ -89,10 +100,10 @@ def batch_with(
     views: Mapping[str, Tensor], old: Tensor, dtype: torch.dtype, rewards: Sequence[float] | None = None
 ) -> TokenBatch:
     """Three groups of four: binary rewards, rewards with a format bonus, and one flat group."""
-    given_rewards = rewards or [1, 0, 0, 1, 1.0, 0.1, 0.0, 0.1, 0.9, 0.9, 0.9, 0.9]
+    rewards = rewards or [1, 0, 0, 1, 1.0, 0.1, 0.0, 0.1, 0.9, 0.9, 0.9, 0.9]
     lengths = [6, 4, 1, 5, 6, 6, 2, 3, 4, 5, 6, 1]
-    ids = [row // 4 for row in range(12)]
-    return token_batch(given_rewards, ids, lengths=lengths, old=old, views=views, dtype=dtype)
+    ids = [0] * 4 + [1] * 4 + [2] * 4
+    return token_batch(rewards, ids, lengths=lengths, old=old, views=views, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,14 +113,13 @@ def batch_with(
     [({"weight": {"lambda_init": 0.0}}, 0), ({"weight": {"clip_radius": 0.0}}, 0), ({}, 25), ({}, 10_000)],
 )
 def test_lambda_0_or_radius_0_is_grpo_and_reads_no_teacher(
-    name: str, config: dict[str, float], step: int, dtype: torch.dtype
+    name: str, config: dict[str, Any], step: int, dtype: torch.dtype
 ) -> None:
     old, _, _ = log_probs_like((3, 12, 6), seed=1)
     batch = batch_with({}, old, dtype)
-    estimator = build_estimator(name, config)
-    assert not estimator.needs_teacher(step=step)
-    plain = build_estimator("grpo").signal(batch, step=step).advantages
-    assert same_bits(estimator.signal(batch, step=step).advantages, plain)
+    assert not build_estimator(name, config).needs_teacher(step=step)
+    plain = advantages_of("grpo", batch, step=step)
+    assert same_bits(advantages_of(name, batch, step=step, **config), plain)
     assert torch.count_nonzero(plain) > 0
 
 
@@ -117,12 +127,12 @@ def test_lambda_0_or_radius_0_is_grpo_and_reads_no_teacher(
 @given(seed=st.integers(0, 10_000), mixing=mixings, radius=radii)
 def test_equal_views_are_grpo_bit_for_bit(dtype: torch.dtype, seed: int, mixing: float, radius: float) -> None:
     old, teacher, _ = log_probs_like((3, 12, 6), seed)
-    config = {"weight": {"lambda_init": mixing, "clip_radius": radius}}
-    plain = build_estimator("grpo").signal(batch_with({}, old, dtype), step=0).advantages
+    weight = {"lambda_init": mixing, "clip_radius": radius}
+    plain = advantages_of("grpo", batch_with({}, old, dtype))
     both = batch_with({"correct": teacher, "wrong": teacher}, old, dtype)
-    assert same_bits(build_estimator("cepo", config).signal(both, step=0).advantages, plain)
+    assert same_bits(advantages_of("cepo", both, weight=weight), plain)
     students_own = batch_with({"correct": old}, old, dtype)
-    assert same_bits(build_estimator("rlsd", config).signal(students_own, step=0).advantages, plain)
+    assert same_bits(advantages_of("rlsd", students_own, weight=weight), plain)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,36 +142,23 @@ def test_cepo_with_the_student_as_wrong_view_is_rlsd(
 ) -> None:
     """The student's log-probs stand in the wrong view's place, and the signals are equal bit for bit."""
     old, correct, _ = log_probs_like((3, 12, 6), seed)
-    config = {"weight": {"lambda_init": mixing, "clip_radius": radius}}
-    contrastive = batch_with({"correct": correct, "wrong": old}, old, dtype)
-    one_sided = batch_with({"correct": correct}, old, dtype)
-    left = build_estimator("cepo", config).signal(contrastive, step=2)
-    right = build_estimator("rlsd", config).signal(one_sided, step=2)
-    assert same_bits(left.advantages, right.advantages)
-    assert left.metrics == right.metrics
+    weight = {"lambda_init": mixing, "clip_radius": radius}
+    contrastive = signal_of("cepo", batch_with({"correct": correct, "wrong": old}, old, dtype), step=2, weight=weight)
+    one_sided = signal_of("rlsd", batch_with({"correct": correct}, old, dtype), step=2, weight=weight)
+    assert same_bits(contrastive.advantages, one_sided.advantages)
+    assert contrastive.metrics == one_sided.metrics
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(seed=st.integers(0, 10_000))
 def test_swapping_references_and_negating_advantages_cancel(dtype: torch.dtype, seed: int) -> None:
     old, correct, wrong = log_probs_like((3, 12, 6), seed, scale=0.5)
-    rewards = torch.tensor([1, 0, 0, 1, 1.0, 0.25, 0.0, 0.25, 1, 0, 0, 0])
-    cases = (({"correct": correct, "wrong": wrong}, rewards), ({"correct": wrong, "wrong": correct}, -rewards))
-    straight, swapped = (
-        build_estimator("cepo").signal(batch_with(views, old, dtype, each.tolist()), step=0) for views, each in cases
-    )
+    rewards = [1, 0, 0, 1, 1.0, 0.25, 0.0, 0.25, 1, 0, 0, 0]
+    negated = [-reward for reward in rewards]
+    straight = signal_of("cepo", batch_with({"correct": correct, "wrong": wrong}, old, dtype, rewards))
+    swapped = signal_of("cepo", batch_with({"correct": wrong, "wrong": correct}, old, dtype, negated))
     assert same_bits(swapped.diagnostics["weight"], straight.diagnostics["weight"])
     assert torch.equal(swapped.advantages, -straight.advantages)
-
-
-def test_delta_is_right_less_wrong_or_right_less_student() -> None:
-    old, correct, wrong = (torch.full((12, 6), value, dtype=torch.float64) for value in (-2.0, -0.5, -3.0))
-    views = {"correct": correct, "wrong": wrong}
-    for name, expected in (("cepo", 2.5), ("rlsd", 1.5)):
-        signal = build_estimator(name).signal(batch_with(views, old, torch.float64), step=0)
-        mask = batch_with(views, old, torch.float64).response_mask
-        assert signal.diagnostics["delta"][mask].unique().tolist() == [expected]
-        assert torch.count_nonzero(signal.diagnostics["delta"][~mask]) == 0
 
 
 def mixing_at(step: int, **weight: Any) -> float:
@@ -182,7 +179,8 @@ def mixing_at(step: int, **weight: Any) -> float:
     ids=["default", "constant", "warm-up"],
 )
 def test_lambdas_are_those_worked_out_by_hand(weight: dict[str, Any], expected: dict[int, float]) -> None:
-    assert {step: mixing_at(step, **weight) for step in expected} == pytest.approx(expected, abs=1e-12)
+    for step, mixing in expected.items():
+        assert mixing_at(step, **weight) == pytest.approx(mixing, abs=1e-12)
 
 
 @given(st.floats(0, 1), st.integers(1, 60), st.integers(0, 20), st.integers(0, 200))
@@ -198,14 +196,6 @@ def test_lambda_stays_in_its_range_and_never_rises_after_warm_up(
     assert mixing_at(warmup + decay, **weight) == 0.0
 
 
-def permuted(batch: TokenBatch, order: torch.Tensor) -> TokenBatch:
-    """The batch with its rows in another order."""
-    moved: dict[str, object] = {}
-    for name, value in vars(batch).items():
-        moved[name] = value[order] if isinstance(value, torch.Tensor) else {key: of[order] for key, of in value.items()}
-    return replace(batch, **moved)
-
-
 @st.composite
 def batches(draw: st.DrawFn, dtype: torch.dtype) -> TokenBatch:
     sizes = draw(st.lists(st.integers(2, 7), min_size=1, max_size=4))
@@ -215,7 +205,9 @@ def batches(draw: st.DrawFn, dtype: torch.dtype) -> TokenBatch:
     lengths = draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows))
     seed = draw(st.integers(0, 999))
     old, correct, wrong = log_probs_like((3, rows, 5), seed)
-    group_ids = [11 * position for position, size in enumerate(sizes) for _ in range(size)]
+    group_ids: list[int] = []
+    for position, size in enumerate(sizes):
+        group_ids += [11 * position] * size
     views = {"correct": correct, "wrong": wrong}
     return token_batch(rewards, group_ids, lengths=lengths, old=old, views=views, dtype=dtype)
 
@@ -227,9 +219,8 @@ def test_permuting_rows_permutes_advantages_bit_for_bit(name: str, dtype: torch.
     """Those that are whitened over the batch up to rounding."""
     batch = data.draw(batches(dtype))
     order = torch.tensor(data.draw(st.permutations(range(len(batch.correct)))))
-    estimator = build_estimator(name)
-    straight = estimator.signal(batch, step=3).advantages[order]
-    moved = estimator.signal(permuted(batch, order), step=3).advantages
+    straight = advantages_of(name, batch, step=3)[order]
+    moved = advantages_of(name, rows_of_batch(batch, order), step=3)
     torch.testing.assert_close(moved, straight, rtol=1e-6, atol=1e-7)
     assert same_bits(moved, straight) or name in ("reinforce_plus_plus", "gae")
 
@@ -237,13 +228,13 @@ def test_permuting_rows_permutes_advantages_bit_for_bit(name: str, dtype: torch.
 @given(data=st.data())
 def test_a_group_alone_or_renamed_keeps_its_bits(data: st.DataObject) -> None:
     batch = data.draw(batches(torch.float32))
-    estimator = build_estimator("cepo")
-    whole = estimator.signal(batch, step=0).advantages
-    renamed = replace(batch, group_ids=900 - 7 * batch.group_ids)
-    assert same_bits(estimator.signal(renamed, step=0).advantages, whole)
+    whole = advantages_of("cepo", batch)
+    renamed = dataclasses.replace(batch, group_ids=900 - 7 * batch.group_ids)
+    assert same_bits(advantages_of("cepo", renamed), whole)
     for identity in batch.group_ids.unique():
         rows = (batch.group_ids == identity).nonzero().squeeze(1)
-        assert same_bits(estimator.signal(permuted(batch, rows), step=0).advantages, whole[rows])
+        alone = rows_of_batch(batch, rows)
+        assert same_bits(advantages_of("cepo", alone), whole[rows])
 
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
@@ -255,10 +246,11 @@ def wrong(index: int, answer: str | None, reward: float = 0.0, value: str | None
     return dataclasses.replace(rollout(index, reward, answer), answer_value=value)
 
 
-def eight_rows(old: Tensor, views: dict[str, Tensor], has: dict[str, list[bool]] | None = None) -> TokenBatch:
+def eight_rows(old: Tensor, views: dict[str, Tensor], **shown: list[bool]) -> TokenBatch:
+    """Two groups of four. Every row has a reference for every view unless `shown` says otherwise."""
     batch = token_batch(REWARDS, IDS, lengths=[5, 3, 1, 4, 2, 5, 5, 1], old=old, views=views)
-    shown = {name: torch.tensor(rows) for name, rows in (has or {}).items()}
-    return dataclasses.replace(batch, has_reference={**batch.has_reference, **shown})
+    has_reference = {view: torch.tensor(rows) for view, rows in shown.items()}
+    return dataclasses.replace(batch, has_reference={**batch.has_reference, **has_reference})
 
 
 def test_a_rollout_reads_other_rollouts_wrong_answers_alone() -> None:
@@ -302,32 +294,37 @@ def test_the_first_wrong_reference_is_cepos_choice(select: str) -> None:
 def test_the_wrong_side_is_the_mean_of_the_probabilities_shown() -> None:
     """Row 1 reads two of three wrong references, so its mean is (0.5 + 0.125) / 2."""
     old = torch.full((8, 5), math.log(0.3))
-    correct = torch.full((8, 5), math.log(0.25))
     views = {
-        f"wrong_{place}": torch.full((8, 5), math.log(chance)) for place, chance in ((1, 0.5), (2, 0.1), (3, 0.125))
+        "correct": torch.full((8, 5), math.log(0.25)),
+        "wrong_1": torch.full((8, 5), math.log(0.5)),
+        "wrong_2": torch.full((8, 5), math.log(0.1)),
+        "wrong_3": torch.full((8, 5), math.log(0.125)),
     }
-    has = {"wrong_2": [True, False] + [True] * 6}
-    batch = eight_rows(old, {"correct": correct, **views}, has)
-    actual = build_estimator("rlcsd", {"num_wrong": 3}).signal(batch, step=0).diagnostics["delta"][:2, 0].tolist()
-    means = [(0.5 + 0.1 + 0.125) / 3, (0.5 + 0.125) / 2]
-    assert actual == pytest.approx([math.log(0.25 / mean) for mean in means], rel=1e-6)
+    batch = eight_rows(old, views, wrong_2=[True, False] + [True] * 6)
+    delta = signal_of("rlcsd", batch, num_wrong=3).diagnostics["delta"]
+    of_three = (0.5 + 0.1 + 0.125) / 3
+    of_two = (0.5 + 0.125) / 2
+    assert float(delta[0, 0]) == pytest.approx(math.log(0.25 / of_three), rel=1e-6)
+    assert float(delta[1, 0]) == pytest.approx(math.log(0.25 / of_two), rel=1e-6)
 
 
 def test_one_wrong_reference_is_cepo_and_none_is_rlsd() -> None:
     old, correct, first, second = (tensor.float() for tensor in log_probs_like((4, 8, 5), seed=2))
-
-    def advantages(name: str, views: dict[str, Tensor], **has: list[bool]) -> Tensor:
-        settings = {"num_wrong": len(views) - 1} if name == "rlcsd" else {}
-        return build_estimator(name, settings).signal(eight_rows(old, views, has), step=3).advantages
-
-    two = {"correct": correct, "wrong_1": first, "wrong_2": old}
     yes = [True] * 8
     no = [False] * 8
-    expected = advantages("cepo", {"correct": correct, "wrong": first})
-    assert same_bits(advantages("rlcsd", two, wrong_1=yes, wrong_2=no), expected)
-    assert not same_bits(advantages("rlcsd", {"correct": correct, "wrong_1": second}), expected)
-    none = advantages("rlcsd", two | {"wrong_1": old}, wrong_1=no, wrong_2=no)
-    assert same_bits(none, advantages("rlsd", {"correct": correct}))
+    cepo = advantages_of("cepo", eight_rows(old, {"correct": correct, "wrong": first}), step=3)
+    rlsd = advantages_of("rlsd", eight_rows(old, {"correct": correct}), step=3)
+
+    views = {"correct": correct, "wrong_1": first, "wrong_2": old}
+    one_of_two = eight_rows(old, views, wrong_1=yes, wrong_2=no)
+    assert same_bits(advantages_of("rlcsd", one_of_two, step=3, num_wrong=2), cepo)
+
+    another = eight_rows(old, {"correct": correct, "wrong_1": second})
+    assert not same_bits(advantages_of("rlcsd", another, step=3, num_wrong=1), cepo)
+
+    views = {"correct": correct, "wrong_1": old, "wrong_2": old}
+    none_of_two = eight_rows(old, views, wrong_1=no, wrong_2=no)
+    assert same_bits(advantages_of("rlcsd", none_of_two, step=3, num_wrong=2), rlsd)
 
 
 def test_sides_that_cannot_be_shown_leave_the_others() -> None:
@@ -339,11 +336,10 @@ def test_sides_that_cannot_be_shown_leave_the_others() -> None:
     }
     settings = {"num_wrong": 2}
     kept = build_estimator("rlcsd", settings).settled(shown)
-    assert {view: rows.tolist() for view, rows in kept.items()} == {
-        "correct": [True, False, True],
-        "wrong_1": [False, False, False],
-        "wrong_2": [True, False, False],
-    }
+    assert set(kept) == set(shown)
+    assert kept["correct"].tolist() == [True, False, True]
+    assert kept["wrong_1"].tolist() == [False, False, False]
+    assert kept["wrong_2"].tolist() == [True, False, False]
     neutral = build_estimator("rlcsd", {**settings, "negative": {"fallback": "neutral"}}).settled(shown)
     assert neutral["correct"].tolist() == [True, False, False]
 
@@ -352,11 +348,13 @@ def test_visual_evidence_is_the_student_less_the_blind_policy() -> None:
     """A right rollout's token of delta log 1.2 has weight 1.2, a wrong one's 1 / 1.2; lambda is 1."""
     old = torch.full((8, 5), math.log(0.6))
     blind = torch.full((8, 5), math.log(0.5))
-    estimator = build_estimator("visual", {"weight": {"lambda_init": 1.0}})
-    diagnostics = estimator.signal(eight_rows(old, {"blind": blind}), step=0).diagnostics
+    batch = eight_rows(old, {"blind": blind})
+    diagnostics = signal_of("visual", batch, weight={"lambda_init": 1.0}).diagnostics
     assert float(diagnostics["delta"][0, 0]) == pytest.approx(math.log(1.2), rel=1e-6)
-    assert diagnostics["weight"][:2, 0].tolist() == pytest.approx([1.2, 1 / 1.2], rel=1e-6)
-    assert estimator.references(group(RIGHT, wrong(1, "3"))) == {"blind": [ImageReference()] * 2}
+    assert float(diagnostics["weight"][0, 0]) == pytest.approx(1.2, rel=1e-6)
+    assert float(diagnostics["weight"][1, 0]) == pytest.approx(1 / 1.2, rel=1e-6)
+    references = build_estimator("visual").references(group(RIGHT, wrong(1, "3")))
+    assert references == {"blind": [ImageReference()] * 2}
 
 
 def test_evidence_can_be_limited_to_groups_with_both_verdicts() -> None:
@@ -365,8 +363,9 @@ def test_evidence_can_be_limited_to_groups_with_both_verdicts() -> None:
     rewards = [0.1, 0.0, 0.0, 0.1, 1.0, 0.0, 0.0, 0.1]
     views = {"correct": correct, "wrong": wrong_view}
     batch = token_batch(rewards, IDS, lengths=[5] * 8, old=old, views=views, dtype=torch.float64)
-    methods = (("grpo", {}), ("cepo", {}), ("cepo", {"weight": {"mixed_groups_only": True}}))
-    plain, everywhere, limited = (build_estimator(*each).signal(batch, step=0).advantages for each in methods)
+    plain = advantages_of("grpo", batch)
+    everywhere = advantages_of("cepo", batch)
+    limited = advantages_of("cepo", batch, weight={"mixed_groups_only": True})
     assert same_bits(limited[:4], plain[:4])
     assert not same_bits(everywhere[:4], plain[:4])
     assert same_bits(limited[4:], everywhere[4:])
@@ -375,46 +374,52 @@ def test_evidence_can_be_limited_to_groups_with_both_verdicts() -> None:
 RELEASED_VIEWS = ("correct", "wrong_1", "wrong_2", "wrong_3", "wrong_4")
 
 
-def released_batch(seed: int, closeness: float) -> tuple[TokenBatch, list[list[bool]]]:
-    """Teachers whose log-probs are `closeness` times as far from the student's as random ones, and who has which."""
+def released_batch(seed: int, closeness: float) -> TokenBatch:
+    """Teachers whose log-probs are `closeness` times as far from the student's as random ones."""
     old, *others = log_probs_like((6, 8, 5), seed, 1.0)
-    views = {name: old + closeness * (view - old) for name, view in zip(RELEASED_VIEWS, others, strict=True)}
+    views: dict[str, Tensor] = {}
+    for name, other in zip(RELEASED_VIEWS, others, strict=True):
+        views[name] = old + closeness * (other - old)
     generator = torch.Generator().manual_seed(seed)
-    shown = torch.rand(4, 8, generator=generator) > 0.4  # of the wrong views
-    has = {name: rows.tolist() for name, rows in zip(RELEASED_VIEWS[1:], shown, strict=True)}
-    has["correct"] = [True] * 7 + [False]
+    shown = torch.rand(4, 8, generator=generator) > 0.4
+    has_reference = dict(zip(RELEASED_VIEWS[1:], shown, strict=True))
+    has_reference["correct"] = torch.tensor([True] * 7 + [False])
     batch = token_batch(REWARDS, IDS, lengths=[5, 3, 1, 4, 2, 5, 5, 1], old=old, views=views, dtype=torch.float64)
-    tensors = {name: torch.tensor(rows) for name, rows in has.items()}
-    return dataclasses.replace(batch, has_reference=tensors), shown.T.tolist()
+    return dataclasses.replace(batch, has_reference=has_reference)
+
+
+def released_residual(batch: TokenBatch, wrong_views: Sequence[str], row: int, token: int) -> float:
+    """The bounded evidence of a token: the right teacher's log-prob less the mean of the wrong ones' probabilities."""
+    chances = [math.exp(float(batch.teacher_log_probs[view][row, token])) for view in wrong_views]
+    evidence = float(batch.teacher_log_probs["correct"][row, token]) - math.log(sum(chances) / len(chances))
+    return min(max(0.5 * math.tanh(evidence / 0.02), -2.0), 2.0)
 
 
 @pytest.mark.parametrize("closeness", [1.0, 0.02, 0.005])
 def test_the_released_residual_and_its_two_means_in_loops(closeness: float) -> None:
     """The gradient of the two token means, by hand: at the sampled policy a token's loss has the gradient -advantage."""
-    batch, shown = released_batch(5, closeness)
+    batch = released_batch(5, closeness)
     plain = statistics.group_advantages(batch.rewards, batch.group_ids).tolist()
     lengths = batch.response_mask.sum(dim=1).tolist()
     selected: dict[tuple[int, int], float] = {}
     others: dict[tuple[int, int], float] = {}
     for row in range(7):  # the last row has no right response to read
-        wrong = [view for view, is_shown in zip(RELEASED_VIEWS[1:], shown[row], strict=True) if is_shown]
-        if not wrong:
+        wrong_views = [view for view in RELEASED_VIEWS[1:] if batch.has_reference[view][row]]
+        if not wrong_views:
             continue
         for token in range(lengths[row]):
-            chances = [math.exp(float(batch.teacher_log_probs[view][row, token])) for view in wrong]
-            evidence = float(batch.teacher_log_probs["correct"][row, token]) - math.log(sum(chances) / len(chances))
-            residual = min(max(0.5 * math.tanh(evidence / 0.02), -2.0), 2.0)
-            if abs(residual) > 0.02:
-                moved = plain[row] + residual
-                selected[row, token] = max(moved, 0.0) if plain[row] > 0 else min(moved, 0.0)
-            else:
+            residual = released_residual(batch, wrong_views, row, token)
+            if abs(residual) <= 0.02:
                 others[row, token] = plain[row]
+            elif plain[row] > 0:
+                selected[row, token] = max(plain[row] + residual, 0.0)
+            else:
+                selected[row, token] = min(plain[row] + residual, 0.0)
     expected = torch.zeros(8, 5, dtype=torch.float64)
     for part in (selected, others):
         for place, advantage in part.items():
             expected[place] = advantage * sum(lengths) / len(part)
-    actual = build_estimator("rlcsd_released").signal(batch, step=0).advantages
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(advantages_of("rlcsd_released", batch), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_released_method_needs_both_sides() -> None:
@@ -425,12 +430,13 @@ def test_the_released_method_needs_both_sides() -> None:
         "wrong_1": torch.tensor([True, True, False]),
         "wrong_2": torch.tensor([True, True, False]),
     }
-    kept = {view: rows.tolist() for view, rows in method.settled(shown).items()}
-    assert kept == {view: [True, False, False] for view in ("correct", "wrong_1", "wrong_2")}
+    kept = method.settled(shown)
+    assert set(kept) == set(shown)
+    for rows in kept.values():
+        assert rows.tolist() == [True, False, False]
     rewards = torch.tensor([1.0, 0.0, 0.0])
     group_ids = torch.zeros(3, dtype=torch.int64)
     assert method.live_rows(rewards, group_ids, shown).tolist() == [True, False, False]
-    references = method.references(group(rollout(0, 1.0, "70", correct=True), wrong(1, "3"), wrong(2, "5")))
-    assert references["correct"][0] is None
-    assert [reference.source_index for reference in references["correct"][1:] if reference is not None] == [0, 0]
-    assert {reference.source_index for reference in references["wrong_1"][1:] if reference is not None} == {1, 2}
+    references = method.references(group(RIGHT, wrong(1, "3"), wrong(2, "5")))
+    assert [reference and reference.source_index for reference in references["correct"]] == [None, 0, 0]
+    assert {reference and reference.source_index for reference in references["wrong_1"][1:]} == {1, 2}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from factories import group, rollout, settled_references
 
 from cepo.algorithms import build_estimator
@@ -14,11 +16,17 @@ from cepo.algorithms.settings import NegativeConfig, PositiveConfig
 from cepo.errors import ConfigError
 from cepo.metrics import fraction
 from cepo.trainer.rollout_groups import reference_metrics
-from cepo.types import ImageReference, Reference, RolloutGroup, TextReference, TokenReference
+from cepo.types import ImageReference, Reference, Rollout, RolloutGroup, TextReference, TokenReference
 
 TRUTH = TextReference(text="70")
-RIGHT = rollout(0, 1.0, "70", correct=True)
-wrong = rollout
+WRONG_ANSWERS: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("wrong_answers.yaml").read_text(encoding="utf-8")
+)
+RULES: dict[str, dict[str, Any]] = {
+    "lowest_reward": {},
+    "most_frequent": {"select": "most_frequent"},
+    "strict_lowest": {"strict_lowest": True},
+}
 
 
 def pick(
@@ -32,58 +40,58 @@ def pick(
     return correct[0], against[0]
 
 
-MIXED = group(RIGHT, wrong(1, 0.1, "40"), wrong(2, 0.0, "50"), wrong(3, 0.1, "40"))
-TIED = group(RIGHT, wrong(1, 0.0, "41"), wrong(2, 0.0, "42"), wrong(3, 0.0, "43"))
-UNBOXED_LOWEST = group(RIGHT, wrong(1, 0.1, "40"), wrong(2, 0.0, None))
-ALL_RIGHT = group(RIGHT, rollout(1, 1.0, "70", correct=True))
-ALL_WRONG = group(wrong(0, 0.1, "40"), wrong(1, 0.0, "50"))
-NOTHING_EXTRACTABLE = group(RIGHT, wrong(1, 0.0, None), wrong(2, 0.0, None))
-OTHER_NOTATION = group(RIGHT, wrong(1, 0.0, "70.0", equal=True), wrong(2, 0.1, "35"))
-ONLY_OTHER_NOTATION = group(RIGHT, wrong(1, 0.0, "\\frac{140}{2}", equal=True))
-ONE_RIGHT = group(RIGHT)
-ONE_WRONG = group(wrong(0, 0.0, "40"))
-BONUS = group(rollout(0, 0.2, "70", correct=True), wrong(1, 0.9, "40"))
+def group_of(case: str) -> RolloutGroup:
+    rollouts: list[Rollout] = []
+    for index, (reward, answer, *verdict) in enumerate(WRONG_ANSWERS[case]["rollouts"]):
+        is_right = verdict == ["right"]
+        equals_truth = is_right or verdict == ["equal"]
+        rollouts.append(rollout(index, float(reward), answer, correct=is_right, equal=equals_truth))
+    return group(*rollouts)
 
 
-@pytest.mark.parametrize(
-    ("prompt_group", "expected"),
-    [
-        pytest.param(MIXED, [("50", 2), ("40", 1), ("50", 2)], id="mixed: 40 stands twice"),
-        pytest.param(TIED, [("41", 1), ("41", 1), ("41", 1)], id="three tied: the lowest index"),
-        pytest.param(UNBOXED_LOWEST, [("40", 1), ("40", 1), None], id="the lowest reward has no answer"),
-        pytest.param(ALL_RIGHT, [None, None, None], id="all right"),
-        pytest.param(ALL_WRONG, [("50", 1), ("40", 0), ("50", 1)], id="all wrong: 50 is lowest, 40 comes first"),
-        pytest.param(NOTHING_EXTRACTABLE, [None, None, None], id="nothing extractable"),
-        pytest.param(OTHER_NOTATION, [("35", 2), ("35", 2), ("70.0", 1)], id="70.0 equals 70"),
-        pytest.param(ONLY_OTHER_NOTATION, [None, None, ("\\frac{140}{2}", 1)], id="only other spellings of the truth"),
-        pytest.param(ONE_RIGHT, [None, None, None], id="a single right rollout"),
-        pytest.param(ONE_WRONG, [("40", 0)] * 3, id="a single wrong rollout"),
-        pytest.param(BONUS, [("40", 1)] * 3, id="a bonus for its format does not make it right"),
-    ],
-)
-def test_table_of_wrong_answers(prompt_group: RolloutGroup, expected: list[tuple[str, int] | None]) -> None:
-    """By the lowest reward, by the most frequent answer, and by the lowest reward whatever it says."""
-    rules = ({}, {"select": "most_frequent"}, {"strict_lowest": True})
-    for rule, entry in zip(rules, expected, strict=True):
-        reference = None if entry is None else TextReference(text=entry[0], source_index=entry[1])
-        assert pick(prompt_group, **rule) == (TRUTH, reference), rule
-        neutral = (None, None) if reference is None else (TRUTH, reference)
-        assert pick(prompt_group, fallback="neutral", **rule) == neutral, f"{rule}, neutral fallback"
+MIXED = group_of("mixed, 40 stands twice")
+TIED = group_of("three tied, the lowest index")
+UNBOXED_LOWEST = group_of("the lowest reward has no answer")
+ALL_RIGHT = group_of("all right")
+NOTHING_EXTRACTABLE = group_of("nothing extractable")
+ONLY_OTHER_NOTATION = group_of("only other spellings of the truth")
+
+
+@pytest.mark.parametrize("case", WRONG_ANSWERS)
+@pytest.mark.parametrize("rule", RULES)
+def test_table_of_wrong_answers(case: str, rule: str) -> None:
+    """Without one the right answer is contrasted with the student, or by `fallback: neutral` not at all."""
+    prompt_group = group_of(case)
+    expected = WRONG_ANSWERS[case][rule]
+    if expected is None:
+        assert pick(prompt_group, **RULES[rule]) == (TRUTH, None)
+        assert pick(prompt_group, fallback="neutral", **RULES[rule]) == (None, None)
+    else:
+        answer, place = expected
+        pair = (TRUTH, TextReference(text=answer, source_index=place))
+        assert pick(prompt_group, **RULES[rule]) == pair
+        assert pick(prompt_group, fallback="neutral", **RULES[rule]) == pair
 
 
 def test_random_references_are_uniform_and_repeatable() -> None:
     """Three candidates are drawn about 100 times each in 300 steps."""
 
-    def draw(seed: int, step: int, prompt: str) -> Reference | None:
-        return pick(group(*TIED.rollouts, seed=seed, step=step, prompt=prompt), select="random")[1]
+    def sources(seed: int, prompt: str) -> list[int | None]:
+        drawn: list[int | None] = []
+        for step in range(300):
+            _, against = pick(group(*TIED.rollouts, seed=seed, step=step, prompt=prompt), select="random")
+            assert against is not None
+            drawn.append(against.source_index)
+        return drawn
 
-    drawn = [draw(1, step, "p") for step in range(300)]
-    assert drawn == [draw(1, step, "p") for step in range(300)]
-    counts = Counter(reference.source_index for reference in drawn if reference is not None)
+    drawn = sources(seed=1, prompt="p")
+    counts = Counter(drawn)
     assert set(counts) == {1, 2, 3}
-    assert all(70 <= count <= 130 for count in counts.values())
-    assert drawn != [draw(2, step, "p") for step in range(300)]
-    assert drawn != [draw(1, step, "q") for step in range(300)]
+    assert min(counts.values()) >= 70
+    assert max(counts.values()) <= 130
+    assert drawn == sources(seed=1, prompt="p")
+    assert drawn != sources(seed=2, prompt="p")
+    assert drawn != sources(seed=1, prompt="q")
 
 
 @pytest.mark.parametrize(
@@ -101,20 +109,24 @@ def test_only_groups_that_show_no_answer_count_as_unextractable(
 ) -> None:
     """Of 5 groups one is without wrong rollouts."""
     groups = [ALL_RIGHT, MIXED, UNBOXED_LOWEST, NOTHING_EXTRACTABLE, ONLY_OTHER_NOTATION]
-    assert [prompt_group for prompt_group in groups[1:] if pick(prompt_group, **negative)[1] is None] == unextractable
+    without_reference: list[RolloutGroup] = []
+    for prompt_group in groups[1:]:
+        _, against = pick(prompt_group, **negative)
+        if against is None:
+            without_reference.append(prompt_group)
+    assert without_reference == unextractable
     metrics = reference_metrics(groups, NegativeConfig(**negative))
     assert metrics["references/groups_without_wrong"] == fraction(1, 5)
-    answers = [each.answer for prompt_group in groups for each in prompt_group.rollouts]
-    assert metrics["references/responses_without_answer"] == fraction(answers.count(None), len(answers))
+    assert metrics["references/responses_without_answer"] == fraction(3, 14)
     assert metrics["references/groups_wrong_unextractable"] == fraction(len(unextractable), 5)
 
 
 PEERS = group(
-    wrong(0, 0.1, "40", ids=range(100, 110)),
+    rollout(0, 0.1, "40", ids=range(100, 110)),
     rollout(1, 0.9, "70", correct=True, ids=range(200, 203)),
     rollout(2, 1.0, "70.0", correct=True, ids=range(300, 310)),
     rollout(3, 1.0, "70", correct=True, ids=range(400, 410)),
-    wrong(4, 0.0, None, ids=range(500, 503)),
+    rollout(4, 0.0, None, ids=range(500, 503)),
 )
 
 
@@ -139,7 +151,10 @@ def test_each_side_comes_from_its_best_peer_of_lowest_index(source: str, right: 
 
 def test_missing_answers_are_not_the_most_frequent_answer() -> None:
     prompt_group = group(
-        RIGHT, wrong(1, 0.0, None, ids=(1,)), wrong(2, 0.0, None, ids=(2,)), wrong(3, 0.1, "40", ids=(3,))
+        rollout(0, 1.0, "70", correct=True),
+        rollout(1, 0.0, None, ids=(1,)),
+        rollout(2, 0.0, None, ids=(2,)),
+        rollout(3, 0.1, "40", ids=(3,)),
     )
     chosen = pick(prompt_group, source="peer_full", select="most_frequent")[1]
     assert chosen == TokenReference(token_ids=(3,), source_index=3)

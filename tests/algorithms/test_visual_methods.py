@@ -5,20 +5,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-from factories import group, log_probs_like, rollout, same_bits, token_batch
+from factories import (
+    THREE_GROUPS,
+    advantages_of,
+    group,
+    log_probs_like,
+    rollout,
+    same_bits,
+    signal_of,
+    three_groups,
+    token_batch,
+)
 from torch import Tensor
 
 from cepo.algorithms import build_estimator, statistics
 from cepo.metrics import results
 from cepo.types import ImageReference, TokenBatch
 
-REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-GROUP_IDS = [row // 4 for row in range(12)]
-LENGTHS = [7, 3, 1, 5, 7, 2, 6, 4, 3, 7, 5, 1]
+LENGTHS = THREE_GROUPS["lengths"]
 VIEW_OF = {"vppo": "masked", "papo": "masked", "pgpo": "blind"}
 every_method = pytest.mark.parametrize("name", VIEW_OF)
 
@@ -26,7 +33,7 @@ every_method = pytest.mark.parametrize("name", VIEW_OF)
 def batch_of(view: str, *, scale: float = 1.0, seed: int = 3, has_images: Sequence[bool] | None = None) -> TokenBatch:
     """Two groups whose rewards differ, and one of equal rewards, in float64."""
     old, other = log_probs_like((2, 12, 7), seed, scale)
-    batch = token_batch(REWARDS, GROUP_IDS, lengths=LENGTHS, old=old, views={view: other}, dtype=torch.float64)
+    batch = three_groups(old, {view: other})
     if has_images is None:
         return batch
     sees = torch.tensor(has_images)
@@ -34,29 +41,15 @@ def batch_of(view: str, *, scale: float = 1.0, seed: int = 3, has_images: Sequen
     return dataclasses.replace(batch, teacher_log_probs={view: shown}, has_reference={view: sees})
 
 
-def pair_of(view: str, teacher: Sequence[Sequence[float]]) -> TokenBatch:
-    """A right and a wrong response of equal length, in float64; the student's log-probs are -1, the teacher's as given."""
-    teacher_log_probs = torch.tensor(teacher, dtype=torch.float64)
-    return token_batch(
-        [1.0, 0.0],
-        [0, 0],
-        lengths=[teacher_log_probs.shape[1]] * 2,
-        old=torch.full_like(teacher_log_probs, -1.0),
-        views={view: teacher_log_probs},
-        dtype=torch.float64,
-    )
-
-
-def advantages_of(name: str, batch: TokenBatch, **settings: Any) -> Tensor:
-    return build_estimator(name, settings).signal(batch, step=0).advantages
-
-
 def plain_of(batch: TokenBatch) -> list[float]:
+    """GRPO's advantage of each response."""
     return statistics.group_advantages(batch.rewards, batch.group_ids).tolist()
 
 
 def k3(student: float, other: float) -> float:
-    return min(math.exp(other - student) - (other - student) - 1, 10.0)
+    """The estimate of the divergence from one token: e^d - d - 1 for d = other - student, at most 10."""
+    log_ratio = other - student
+    return min(math.exp(log_ratio) - log_ratio - 1, 10.0)
 
 
 def dependences(batch: TokenBatch, view: str) -> list[list[float]]:
@@ -65,7 +58,7 @@ def dependences(batch: TokenBatch, view: str) -> list[list[float]]:
     for row, length in enumerate(LENGTHS):
         student = batch.old_log_probs[row, :length].tolist()
         teacher = batch.teacher_log_probs[view][row, :length].tolist()
-        rows.append([k3(*log_probs) for log_probs in zip(student, teacher, strict=True)])
+        rows.append(list(map(k3, student, teacher)))
     return rows
 
 
@@ -98,49 +91,34 @@ def test_vppo_is_its_equations_in_loops(scale: float) -> None:
     torch.testing.assert_close(advantages_of("vppo", batch), padded(expected), rtol=1e-12, atol=1e-12)
 
 
-def test_vppo_by_hand() -> None:
-    """Two rollouts of 2 tokens, A = 1 / sqrt(2) and its negative without the floor; k is 0 where the log-probs agree.
-
-    k = e^-1 + 1 - 1 = 0.36788 at the first rollout's second token; its score is half of it, the other's 0. So n is 1 and 0
-    of mean 1/2, and the scales are 0.8 + 1 * 0.2 / 0.5 = 1.2 and 0.8. ceil(0.5 * 2) = 1 token learns: the second of the
-    first rollout, and of the other's equal ones the first.
-    """
-    batch = pair_of("masked", [[-1.0, -2.0], [-1.0, -1.0]])
-    actual = advantages_of("vppo", batch, token_share=0.5, scale_min=0.8, log_prob_bonus=0.0)
-    size = 0.5 / (math.sqrt(0.5) + 1e-6)
-    expected = torch.tensor([[0.0, 1.2 * size], [-0.8 * size, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(actual, expected)
-
-
 def test_vppo_adds_its_bonus_in_every_group() -> None:
     """As the released loss does; groups of equal rewards learn it alone, and need no masked image for it."""
     batch = batch_of("masked", has_images=[True] * 8 + [False] * 4)
     estimator = build_estimator("vppo", {"log_prob_bonus": 0.25})
     advantages = estimator.signal(batch, step=0).advantages
-    assert advantages[8:].tolist() == [[0.25] * length + [0.0] * (7 - length) for length in LENGTHS[8:]]
+    assert torch.equal(advantages[8:], 0.25 * batch.response_mask[8:].double())
     sees = {"masked": batch.has_reference["masked"]}
     assert bool(estimator.live_rows(batch.rewards, batch.group_ids, sees).all())
     released = build_estimator("vppo")
     assert bool(released.live_rows(batch.rewards, batch.group_ids, sees).all())
     without = build_estimator("vppo", {"log_prob_bonus": 0.0})
     assert without.live_rows(batch.rewards, batch.group_ids, sees).tolist() == [True] * 8 + [False] * 4
-    flat = group(*(rollout(index, 1.0, "7") for index in range(2)))
-    mixed = group(*(rollout(index, float(index), "7") for index in range(2)))
+    flat = group(rollout(0, 1.0, "7"), rollout(1, 1.0, "7"))
+    mixed = group(rollout(0, 0.0, "7"), rollout(1, 1.0, "7"))
     assert estimator.references(flat) == {"masked": [None, None]}
     assert estimator.references(mixed) == {"masked": [ImageReference(masked=0.5)] * 2}
 
 
 def test_vppo_scales_average_1_and_others_stay() -> None:
     """Rollouts without an image keep GRPO's advantage at all of their tokens, and do not count in min and max."""
-    has_images = [True, True, True, True, False, True, True, True, True, True, True, True]
+    has_images = [True] * 4 + [False] + [True] * 7
     batch = batch_of("masked", has_images=has_images)
-    signal = build_estimator("vppo", {"token_share": 1.0, "log_prob_bonus": 0.0}).signal(batch, step=0)
+    signal = signal_of("vppo", batch, token_share=1.0, log_prob_bonus=0.0)
     counted_rows = [0, 1, 2, 3, 5, 6, 7]
     weights = signal.diagnostics["weight"][counted_rows, 0]
     assert float(weights.mean()) == pytest.approx(1.0)
     assert float(weights.min()) == pytest.approx(0.9)
-    grpo = build_estimator("grpo").signal(batch, step=0).advantages
-    assert same_bits(signal.advantages[4], grpo[4])
+    assert same_bits(signal.advantages[4], advantages_of("grpo", batch)[4])
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 5.0, 30.0])
@@ -204,35 +182,6 @@ def test_pgpo_conserves_each_responses_mass() -> None:
     torch.testing.assert_close(sums, advantages * torch.tensor(LENGTHS))
 
 
-def test_pgpo_leaves_responses_alone_that_hardly_need_the_image() -> None:
-    """Log-ratios of 0 and 0.001 give u of 0 and 5e-7, which rounding could order; those of 0.1 give 5e-3."""
-    batch = pair_of("blind", [[-1.0, -1.001], [-1.0, -1.1]])
-    weights = build_estimator("pgpo").signal(batch, step=0).diagnostics["weight"]
-    assert weights.tolist() == [[1.0, 1.0], [0.0, pytest.approx(2.0)]]
-
-
-def test_pgpo_by_hand() -> None:
-    """k of 0, e - 1 and e^(1/2) - 1 gives u of 0, 1 and 1/2, which are I; tau = 1/2 and beta = 1 give gates 0, 2 and 1."""
-
-    def log_ratio_of(dependence: float) -> float:
-        low = 0.0  # of d > 0, for which e^-d + d - 1 increases
-        high = 5.0
-        for _ in range(200):
-            middle = (low + high) / 2
-            if math.exp(-middle) + middle - 1 < dependence:
-                low = middle
-            else:
-                high = middle
-        return low
-
-    ratios = [0.0, log_ratio_of(math.e - 1), log_ratio_of(math.sqrt(math.e) - 1)]
-    batch = pair_of("blind", [[-1.0 - ratio for ratio in ratios], [-1.0] * 3])
-    method = build_estimator("pgpo", {"threshold": 0.5, "boost": 1.0})
-    weights = method.signal(batch, step=0).diagnostics["weight"]
-    expected = torch.tensor([[0.0, 2.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
-    torch.testing.assert_close(weights, expected)
-
-
 @every_method
 def test_without_images_the_method_is_grpo(name: str) -> None:
     batch = batch_of(VIEW_OF[name], has_images=[False] * 12)
@@ -252,7 +201,7 @@ def test_every_rollout_reads_the_prompt_without_its_image(name: str) -> None:
 def test_metrics_average_over_tokens_that_saw_an_image(name: str) -> None:
     has_images = [True, True] + [False] * 10
     batch = batch_of(VIEW_OF[name], has_images=has_images)
-    metrics = results(build_estimator(name).signal(batch, step=0).metrics)
+    metrics = results(signal_of(name, batch).metrics)
     of_first, of_second, *_ = dependences(batch, VIEW_OF[name])
     num_tokens = 7 + 3
     assert metrics["perception/dependence"] == pytest.approx(sum(of_first + of_second) / num_tokens)

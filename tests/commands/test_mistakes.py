@@ -12,6 +12,7 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+import yaml
 from isolation import own_caches, restored_process
 
 import cepo.train
@@ -21,136 +22,7 @@ pytestmark = pytest.mark.heavy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BASE = REPOSITORY / "configs" / "microgeo" / "base.yaml"
-MISTAKES = {
-    "a misspelt command": "trian config=x.yaml",
-    "a missing command": "base.yaml",
-    "no configuration at all": "train",
-    "a missing configuration file": "train config=nowhere.yaml",
-    "a misspelt shipped configuration": "train config=microgeo/bse",
-    "a misspelt base file": "train config={folder}/based.yaml",
-    "invalid YAML": "train config={folder}/broken.yaml",
-    "a folder instead of a configuration": "train config={folder}",
-    "spaces in a setting": "train config={folder}/good.yaml trainer.max_steps = 3",
-    "a colon for the equals sign": "train {run} trainer.max_steps:3",
-    "a setting and its value as two words": "train {run} trainer.max_steps 3",
-    "a key to be removed": "train {run} ~trainer.max_steps",
-    "a list that the shell has split": "train {run} trainer.logger=[console, wandb]",
-    "a mapping that the shell has split": "train {run} worker.rollout.val_override_config={n: 2}",
-    "braces that the shell has expanded": (
-        "train {run} worker.rollout.val_override_config=n:2 worker.rollout.val_override_config=temperature:0"
-    ),
-    "a mapping without a blank behind its colon": "train {run} worker.rollout.val_override_config={n:2}",
-    "help for an unknown section": "help worker.rolout",
-    "a report of a missing run folder": "report {folder}/nowhere",
-    "a report of a file": "report {folder}/good.jsonl",
-    "a report of a folder of runs": "report {folder}",
-    "a misspelt run folder": "report {folder}/traned",
-    "a comparison in an unknown format": "compare {folder}/trained --out x.docx",
-    "model and data in each other's place": "show {folder}/good.jsonl {folder}/sham config={base}",
-    "a page where a folder belongs": "show a b config={base} --out show.html",
-    "a missing response": "show a b config={base} --response nope",
-    "an evaluation without config=": "evaluate",
-    "an evaluation of a run folder": "evaluate {folder}/trained",
-    "an evaluation of a missing checkpoint": "evaluate checkpoint={folder}/no",
-    "a misspelt option": "evaluate chekpoint=x",
-    "dashes before an unknown option": "evaluate --m=4",
-    "an evaluation on a missing file": "evaluate config={base} data=no/such.parquet",
-    "an evaluation on nothing": "evaluate config={base} data.val_files=null",
-    "several greedy responses": "evaluate config={base} n=4 temperature=0",
-    "no response per problem": "evaluate config={base} n=0",
-    "an unknown protocol": "evaluate protocol=papers",
-    "an unclear dry run": "evaluate config={base} dry_run=ture",
-    "a comparison of folders without records": "compare one two",
-    "TRL's name of a setting": "train {run} --num_generations 8",
-    "several names of TRL": "train {run} --learning_rate 1e-6 --report_to wandb --save_steps 20",
-    "TRL's name inside a section": "train {run} trainer.resume_from_checkpoint=out/checkpoint-5",
-    "a whole file of TRL": "train config={folder}/trl.yaml",
-    "a name without a counterpart": "train {run} gradient_accumulation_steps=4",
-    "ms-swift's name of a setting": "train {run} --freeze_vit true",
-    "accelerate's name of a setting": "train {run} --num_processes 8",
-    "verl's name of a setting": "train {run} actor_rollout_ref.rollout.n=8",
-    "an older EasyR1's name of a setting": "train {run} worker.actor.clip_ratio=0.2",
-    "an older EasyR1's reward type": "train {run} worker.reward.reward_type=sequential",
-    "a misspelt key": "train {run} data.rollout_batchsize=4",
-    "a key without its section": "train {run} rollout_batch_size=4",
-    "a word instead of a number": "train {run} worker.rollout.n=four",
-    "a value out of range": "train {run} worker.rollout.temperature=0",
-    "an unknown method": "train {run} algorithm.adv_estimator=gpro",
-    "a method in capitals": "train {run} algorithm.adv_estimator=GRPO",
-    "one logger without brackets": "train {run} trainer.logger=console",
-    "one response per prompt": "train {run} worker.rollout.n=1",
-    "batch sizes that do not divide": "train {run} worker.actor.global_batch_size=3",
-    "several faults between settings": (
-        "train {run} worker.actor.global_batch_size=3 algorithm.adv_estimator=gae worker.critic.global_batch_size=8 "
-        "data.override_chat_template={folder}/chat.jinja"
-    ),
-    "a misspelt tracker": "train {run} trainer.logger=[wandbb]",
-    "a missing checkpoint folder": "train {run} trainer.load_checkpoint_path={folder}/no",
-    "a run folder as its checkpoint": "train {run} trainer.load_checkpoint_path={folder}/trained",
-    "too long responses": "train {run} data.max_response_length=1000000",
-    "a misspelt data file": "train {run} data.train_files={folder}/god.jsonl",
-    "a data set by its address": "train {run} data.train_files=https://huggingface.co/datasets/org/problems",
-    "a missing data file": "train {run} data.train_files={folder}/nowhere.parquet",
-    "an empty file": "train {run} data.train_files={folder}/empty.jsonl",
-    "a file without rows": "train {run} data.train_files={folder}/head.csv",
-    "a truncated file": "train {run} data.train_files={folder}/cut.parquet",
-    "a wrong question column": "train {run} data.prompt_key=question",
-    "a wrong answer column": "train {run} data.answer_key=label",
-    "a wrong image column": "train {run} data.image_key=pictures",
-    "a missing image file": "train {run} data.train_files={folder}/absent.jsonl",
-    "an image by its address": "train {run} data.train_files={folder}/address.jsonl",
-    "a damaged image in base64": "train {run} data.train_files={folder}/base64.jsonl",
-    "an image without its placeholder": "train {run} data.train_files={folder}/mark.jsonl",
-    "a row without an answer": "train {run} data.train_files={folder}/answer.jsonl",
-    "prompts longer than the limit": "train {run} data.max_prompt_length=9 data.min_pixels=16384",
-    "fewer rows than a batch": "train {run} data.rollout_batch_size=10 worker.actor.global_batch_size=5",
-    "a template without its variable": "train {run} data.format_prompt={folder}/question.jinja",
-    "a model without its organisation": "train {run} worker.actor.model.model_path=Qwen2.5-VL-3B-Instruct",
-    "a model by its address": "train {run} worker.actor.model.model_path=https://huggingface.co/org/model/tree/main",
-    "a missing model folder": "train {run} worker.actor.model.model_path=./nowhere",
-    "a model folder without a model": "train {run} worker.actor.model.model_path={folder}",
-    "a model folder without weights": "train {run} worker.actor.model.model_path={folder}/sham",
-    "a checkpoint as the model": "train {run} worker.actor.model.model_path={folder}/trained/global_step_20",
-    "an adapter as the model": "train {run} worker.actor.model.model_path={folder}/adapter",
-    "a hub model without a network": "train {run} worker.actor.model.model_path=org/model",
-    "hub data without a network": "train {run} data.train_files=org/problems@train",
-    "a misspelt adapter target": "train {run} worker.actor.model.lora.rank=4 worker.actor.model.lora.target_modules=q_proj,v_prj",
-    "more GPUs than the machine has": "train {run} trainer.n_gpus_per_node=512 worker.rollout.n=256",
-    "several machines without a cluster": "train {run} trainer.nnodes=2",
-    "a run folder below a file": "train {run} trainer.save_checkpoint_path={folder}/good.jsonl/run",
-    "a Ray cluster that does not answer": "train {run} trainer.n_gpus_per_node=2 trainer.ray_address=127.0.0.1:9",
-    "a missing reward file": "train {run} worker.reward.reward_function={folder}/nowhere.py:score",
-    "a misspelt reward file": "train {run} worker.reward.reward_function={folder}/rewrd.py:score",
-    "a reward named as in Python": "train {run} worker.reward.reward_function=my_reward.score",
-    "a misspelt reward function": "train {run} worker.reward.reward_function={folder}/reward.py:scores",
-    "a missing library of the reward": "train {run} worker.reward.reward_function={folder}/ruler.py:score",
-    "a reward file with a syntax error": "train {run} worker.reward.reward_function={folder}/unclosed.py:score",
-    "a reward file that raises": "train {run} worker.reward.reward_function={folder}/shelf.py:score",
-    "a plug-in without a method": "train {run} trainer.plugins=[{folder}/plugin.py] algorithm.adv_estimator=mine",
-    "a misspelt plug-in file": "train {run} trainer.plugins=[{folder}/metod.py]",
-    "a method without its signal": "train {run} trainer.plugins=[{folder}/lacking.py]",
-    "a method without its name": "train {run} trainer.plugins=[{folder}/nameless.py]",
-    "a loss without its name": "train {run} trainer.plugins=[{folder}/nameless_loss.py]",
-    "a function registered as a loss": "train {run} trainer.plugins=[{folder}/function.py]",
-    "a misspelt reward keyword": (
-        "train {run} worker.reward.reward_function={folder}/reward.py:score "
-        'worker.reward.reward_function_kwargs={"weigth":1}'
-    ),
-    "a reward of one sample": "train {run} worker.reward.reward_function={folder}/reward.py:single",
-    "a reward of TRL's form": "train {run} worker.reward.reward_function={folder}/reward.py:trls",
-    "a reward of verl's form": "train {run} worker.reward.reward_function={folder}/reward.py:verls",
-    "a reward that returns a number": "train {run} worker.reward.reward_function={folder}/reward.py:number",
-    "a reward without overall": "train {run} worker.reward.reward_function={folder}/reward.py:without",
-    "a wrong number of scores": "train {run} worker.reward.reward_function={folder}/reward.py:twice",
-    "a reward that always raises": "train {run} worker.reward.reward_function={folder}/reward.py:raises",
-    "a reward that always hangs": (
-        "train {run} worker.reward.reward_function={folder}/reward.py:hangs worker.reward.timeout_seconds=0.5 "
-        "worker.reward.num_cpus=2 data.rollout_batch_size=2 worker.rollout.n=2"
-    ),
-    "a method that returns a tensor": "train {run} trainer.plugins=[{folder}/bare.py] algorithm.adv_estimator=bare",
-    "a method of one's own that raises": "train {run} trainer.plugins=[{folder}/method.py] algorithm.adv_estimator=faulty",
-    "an accuracy in percents": "train {run} worker.reward.reward_function={folder}/reward.py:percents",
-}  # fmt: skip
+MISTAKES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8"))
 """What is typed behind `cepo`. Braces name the arguments of a run that is right, and files; messages: lab/notes/mistakes.md."""
 WITHOUT_NETWORK = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
 ONLY_WARNED_OF = ("an accuracy in percents",)

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from config_arguments import REQUIRED, message_of, write
 
 from cepo.config.arguments import settings_in
@@ -14,6 +15,9 @@ from cepo.config.other_programs import NAMES, translation_of
 from cepo.config.unknown_keys import what_to_write
 from cepo.errors import ConfigError
 
+FOREIGN_NAMES: dict[str, str] = yaml.safe_load(
+    Path(__file__).with_name("foreign_names.yaml").read_text(encoding="utf-8")
+)
 SETTINGS = {setting.key for setting in all_settings()}
 SECTIONS = {key.rpartition(".")[0] for key in SETTINGS}
 MAPPINGS = ("worker.reward.reward_function_kwargs", "worker.rollout.val_override_config")
@@ -59,46 +63,7 @@ def test_every_unknown_key_is_listed_in_file_order(tmp_path: Path) -> None:
     assert "unknown key 'data.rollout_batchsize'. Did you mean 'data.rollout_batch_size'?" in lines[4]
 
 
-@pytest.mark.parametrize(
-    ("argument", "advice"),
-    [
-        ("learning_rate=1e-6", "write worker.actor.optim.lr=1e-06"),
-        ("trainer.learning_rate=1e-6", "write worker.actor.optim.lr=1e-06"),
-        ("worker.learning_rate=1e-6", "write worker.actor.optim.lr=1e-06"),
-        ("trainer.report_to=wandb", "write 'trainer.logger=[console,wandb]'"),
-        ("report_to=none", "write 'trainer.logger=[console]'"),
-        ("algorithm.beta=0.04", "write algorithm.use_kl_loss=true algorithm.kl_coef=0.04"),
-        ("beta=0.0", "write algorithm.disable_kl=true"),
-        ("trainer.save_steps=5", "write trainer.save_freq=5"),
-        ("trainer.resume_from_checkpoint=true", "write trainer.find_last_checkpoint=true"),
-        ("trainer.resume_from_checkpoint=out/checkpoint-5", "write trainer.load_checkpoint_path=out/checkpoint-5"),
-        ("algorithm.lamda=1", "algorithm.weight.lambda_init is the weight of the evidence"),
-        ("worker.actor.clip_ratio=0.2", "worker.actor.clip_ratio_low=0.2 worker.actor.clip_ratio_high=0.2"),
-        ("worker.reward.score_function=a.py:f", "write worker.reward.reward_function=a.py:f"),
-        ("actor_rollout_ref.actor.optim.lr=1", "write worker.actor.optim.lr=1"),
-        ("actor_rollout_ref.rollout.val_kwargs.top_p=1", "write worker.rollout.val_override_config.top_p=1"),
-        ("actor_rollout_ref.rollout.val_kwargs.do_sample=true", "leave it out: a temperature above 0 samples"),
-        ("actor_rollout_ref.actor.megatron.tp=2", "a name of verl, and nothing here has its meaning; leave it out"),
-        ("actor_rollout_ref.actor.max_grad_nrm=2", "did you mean 'worker.actor.max_grad_norm'?"),
-        ("actor_rollout_ref.rollout.enforce_eager=true", "write worker.rollout.enforce_eager=true"),
-        ("algorithm.use_kl_in_reward=false", "leave it out: a KL enters the loss by algorithm.use_kl_loss=true"),
-        ("worker.rollout.max_tokens=512", "write data.max_response_length=512"),
-        ("algorithm.method=cepo", "write algorithm.adv_estimator=cepo"),
-        ("worker.actor.lora.r=16", "write worker.actor.model.lora.rank=16"),
-        ("steps=5", "write trainer.max_steps=5"),
-        ("trainer.gpus=2", "write trainer.n_gpus_per_node=2"),
-        ("algorithm.norm_adv_by_std_in_grpo=false", "write algorithm.advantage.scale=none"),
-        ("freeze_vit=true", "write worker.actor.model.freeze_vision_tower=true"),
-        ("num_processes=8", "write trainer.n_gpus_per_node=8"),
-        ("gradient_accumulation_steps=8", "worker.actor.global_batch_size is the number of prompts per optimizer step"),
-        ("algorithm.gae.gae_lambda=0.9", "write algorithm.lam=0.9"),
-        ("algorithm.cepo.lambda_init=1", "Did you mean 'algorithm.weight.lambda_init'?"),
-        ("algorithm.adv_estimator=DAPO", "write algorithm.adv_estimator=grpo algorithm.online_filtering=true "),
-        ("worker.actor.loss_type=dr_grpo", "write worker.actor.loss_avg_mode=constant algorithm.advantage.scale=none"),
-        ("--resume=true", "write trainer.find_last_checkpoint=true"),
-        ("Data.seed=1", "Did you mean"),
-    ],
-)
+@pytest.mark.parametrize(("argument", "advice"), FOREIGN_NAMES.items())
 def test_a_foreign_name_leads_to_ours_at_every_level(argument: str, advice: str) -> None:
     assert advice in message_of([*REQUIRED, argument])
 

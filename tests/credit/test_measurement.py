@@ -6,7 +6,6 @@ what a teacher can know, and no other teacher exceeds it.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -14,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+import factories
 import numpy
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cepo.config import load_config
 from cepo.credit import agreement
@@ -37,7 +36,6 @@ from cepo.data.batch import ScoringRow, token_array
 from cepo.data.prompts import Problem
 from cepo.errors import ConfigError, DataError
 from cepo.models.interface import EncodedPrompt, ImageInputs
-from cepo.rollout.generator import Generation
 from cepo.trainer.rollouts import Rollouts
 
 Numbers = NDArray[numpy.float64]
@@ -61,18 +59,11 @@ def truth_of(value: Numbers, credit: Numbers, halves: Numbers | None = None, *, 
 
 def rollouts_of(rewards: Sequence[float], responses: Sequence[tuple[int, ...]], *, group_size: int = 2) -> Rollouts:
     """Rollouts of so many responses to each problem, right where the reward is positive."""
-    return Rollouts(
-        step=0,
-        problems=[
-            Problem(prompt_id=f"p{number}", text="", images=(), ground_truth="", solution=None, columns={})
-            for number in range(len(responses) // group_size)
-        ],
-        prompts=[],
-        generations=[Generation.of(ids, [-1.0] * len(ids), finished=True) for ids in responses],
-        responses=["" for _ in responses],
-        scores=[{"overall": float(reward)} for reward in rewards],
-        correct=torch.tensor(rewards) > 0,
-    )
+    problems: list[Problem] = []
+    for number in range(len(responses) // group_size):
+        problem = Problem(prompt_id=f"p{number}", text="", images=(), ground_truth="", solution=None, columns={})
+        problems.append(problem)
+    return factories.rollouts_of(responses, rewards, problems=problems, prompts=[], correct=torch.tensor(rewards) > 0)
 
 
 def values_of(figures: dict[str, agreement.Figure]) -> dict[str, float | None]:
@@ -81,17 +72,21 @@ def values_of(figures: dict[str, agreement.Figure]) -> dict[str, float | None]:
 
 def test_equal_tokens_before_other_images_are_scored_separately() -> None:
     """A teacher that sees the masked image reads the student's tokens."""
-    contents = []
-    for brightness in (0.0, 1.0, 1.0):
+
+    def content(brightness: float) -> Any:
         images = ImageInputs(tensors={"pixel_values": torch.full((1, 4), brightness)})
         context = EncodedPrompt(token_ids=(1, 2), engine_ids=(1, 2), images=images)
-        contents.append(agreement._content_of(ScoringRow(context=context, response_ids=token_array([3]), row=0)))
-    assert contents[0] != contents[1] == contents[2]
+        row = ScoringRow(context=context, response_ids=token_array([3]), row=0)
+        return agreement._content_of(row)
+
+    assert content(1.0) == content(1.0)
+    assert content(0.0) != content(1.0)
 
 
 def test_correlations_are_numpys() -> None:
     generator = numpy.random.default_rng(0)
-    one, other = generator.normal(size=50), generator.normal(size=50)
+    one = generator.normal(size=50)
+    other = generator.normal(size=50)
     assert agreement.pearson(one, other) == pytest.approx(numpy.corrcoef(one, other)[0, 1], abs=1e-12)
     assert numpy.isnan(agreement.pearson(numpy.ones(5), one[:5]))
 
@@ -99,8 +94,12 @@ def test_correlations_are_numpys() -> None:
 def test_the_area_under_the_curve_counts_pairs() -> None:
     """Of 40 values on a grid of 8, many pairs are ties, which count half."""
     generator = numpy.random.default_rng(1)
-    numbers, positive = generator.integers(0, 8, 40).astype(float), generator.random(40) < 0.3
-    pairs = [(high > low) + 0.5 * (high == low) for high in numbers[positive] for low in numbers[~positive]]
+    numbers = generator.integers(0, 8, 40).astype(float)
+    positive = generator.random(40) < 0.3
+    pairs: list[float] = []
+    for high in numbers[positive]:
+        for low in numbers[~positive]:
+            pairs.append((high > low) + 0.5 * (high == low))
     assert agreement.area_under_curve(numbers, positive) == pytest.approx(numpy.mean(pairs), abs=1e-12)
     assert numpy.isnan(agreement.area_under_curve(numbers, numpy.zeros(40, dtype=bool)))
 
@@ -132,9 +131,9 @@ def test_the_correction_recovers_a_known_correlation() -> None:
 
 
 def test_halves_without_agreement_give_no_correction() -> None:
-    truth = truth_of(numpy.zeros(4), numpy.array([1.0, -1.0, 1.0, -1.0]), tokens=2)
-    opposed = numpy.array([truth.credit, -truth.credit])
-    assert numpy.isnan(agreement.noise_corrected(numpy.array([0.0, 1.0, 2.0, 3.0]), truth.credit, opposed))
+    credit = numpy.array([1.0, -1.0, 1.0, -1.0])
+    opposed = numpy.array([credit, -credit])
+    assert numpy.isnan(agreement.noise_corrected(numpy.array([0.0, 1.0, 2.0, 3.0]), credit, opposed))
 
 
 def test_contrast_to_noise_by_hand() -> None:
@@ -146,7 +145,8 @@ def test_contrast_to_noise_by_hand() -> None:
     credit = numpy.array([0.1, -0.5, 0.0, 0.3, 0.1, 0.0])
     delta = numpy.array([0.2, 3.0, 0.0, -1.0, -0.4, 0.0])
     log_probs = numpy.log([0.5, 0.5, 0.99, 0.99, 0.5, 0.99])
-    found = values_of(agreement.contrast_figures(truth_of(numpy.zeros(6), credit, tokens=3), delta, log_probs, seed=0))
+    truth = truth_of(numpy.zeros(6), credit, tokens=3)
+    found = values_of(agreement.contrast_figures(truth, delta, log_probs, seed=0))
     assert found["decisive"] == pytest.approx(2.0)
     assert found["noise"] == pytest.approx(0.3 / 0.6745)
     assert found["ratio"] == pytest.approx(2.0 * 0.6745 / 0.3)
@@ -166,19 +166,26 @@ def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
     shared = generator.normal(size=50)
     truth = truth_of(numpy.zeros(400), numpy.zeros(400), tokens=4)
     numbers = shared[truth.problem]
-    found = agreement.bootstrap(truth.problem, lambda tokens: {"mean": float(numbers[tokens].mean())}, seed=[0, 3])
+
+    def mean_of(tokens: NDArray[Any]) -> dict[str, float]:
+        return {"mean": float(numbers[tokens].mean())}
+
+    figure = agreement.bootstrap(truth.problem, mean_of, seed=[0, 3])["mean"]
+    mean = shared.mean()
     error = shared.std(ddof=1) / numpy.sqrt(50)
-    assert found["mean"]["value"] == pytest.approx(shared.mean())
-    assert found["mean"]["error"] == pytest.approx(error, rel=0.1)
-    assert found["mean"]["low"] == pytest.approx(shared.mean() - 1.96 * error, abs=0.2 * error)
-    assert found["mean"]["high"] == pytest.approx(shared.mean() + 1.96 * error, abs=0.2 * error)
+    assert figure["value"] == pytest.approx(mean)
+    assert figure["error"] == pytest.approx(error, rel=0.1)
+    assert figure["low"] == pytest.approx(mean - 1.96 * error, abs=0.2 * error)
+    assert figure["high"] == pytest.approx(mean + 1.96 * error, abs=0.2 * error)
 
 
 def test_a_single_problem_gives_figures_without_errors() -> None:
     truth = truth_of(numpy.zeros(4), numpy.array([0.5, -0.5, 0.1, 0.0]), tokens=2)
-    found = agreement.credit_figures(truth, truth.credit, seed=0)
-    assert found["pearson"]["value"] == pytest.approx(1.0)
-    assert (found["pearson"]["error"], found["pearson"]["low"], found["pearson"]["high"]) == (None, None, None)
+    pearson = agreement.credit_figures(truth, truth.credit, seed=0)["pearson"]
+    assert pearson["value"] == pytest.approx(1.0)
+    assert pearson["error"] is None
+    assert pearson["low"] is None
+    assert pearson["high"] is None
 
 
 LENGTH = 8
@@ -190,49 +197,57 @@ def is_right(response: tuple[int, ...]) -> bool:
     return sum(response[:4]) % 2 == 0 and response[7] == 1
 
 
-def chance(response: tuple[int, ...], start: int = 0) -> float:
-    return math.prod(float(ONE[t] if token else 1 - ONE[t]) for t, token in enumerate(response, start))
+def token_chance(place: int, token: int) -> float:
+    one = float(ONE[place])
+    return one if token == 1 else 1 - one
 
 
 @cache
 def value(prefix: tuple[int, ...]) -> float:
-    """P(right | prefix) by enumeration."""
-    ends = itertools.product((0, 1), repeat=LENGTH - len(prefix))
-    return sum(chance(end, len(prefix)) for end in ends if is_right(prefix + end))
+    """P(right | prefix), by both tokens that may follow."""
+    if len(prefix) == LENGTH:
+        return float(is_right(prefix))
+    place = len(prefix)
+    return token_chance(place, 0) * value((*prefix, 0)) + token_chance(place, 1) * value((*prefix, 1))
 
 
-def gains(responses: list[tuple[int, ...]], teacher: Callable[[tuple[int, ...], int], float]) -> Tensor:
-    """log P_teacher - log P of each token, from the teacher's unnormalised weight of a token after a prefix."""
-    rows = []
-    for response in responses:
-        row = []
-        for t, token in enumerate(response):
-            weights = [chance((one,), t) * teacher(response[:t], one) for one in (0, 1)]
-            ratio = weights[token] / max(sum(weights), 1e-12) / chance((token,), t)
-            row.append(math.log(max(ratio, 1e-12)))  # a wrong response may be impossible
-        rows.append(row)
-    return torch.tensor(rows, dtype=torch.float64)
+Teacher = Callable[[tuple[int, ...]], float]
+"""The unnormalised weight of a response's beginning; with the policy's chances it is a teacher's next token."""
+
+
+def gain(teacher: Teacher, prefix: tuple[int, ...], token: int) -> float:
+    """log P_teacher - log P of a token after a prefix; a wrong response may be impossible."""
+    place = len(prefix)
+    mean = token_chance(place, 0) * teacher((*prefix, 0)) + token_chance(place, 1) * teacher((*prefix, 1))
+    ratio = teacher((*prefix, token)) / max(mean, 1e-12)
+    return math.log(max(ratio, 1e-12))
 
 
 @pytest.fixture(scope="module")
 def rollouts() -> Rollouts:
     generator = torch.Generator().manual_seed(0)
-    drawn = (torch.rand(400, LENGTH, generator=generator, dtype=torch.float64) < ONE).int().tolist()
-    responses = [tuple(row) for row in drawn]
-    return rollouts_of([float(is_right(response)) for response in responses], responses, group_size=100)
+    numbers = torch.rand(400, LENGTH, generator=generator, dtype=torch.float64)
+    responses = [tuple(row) for row in (numbers < ONE).int().tolist()]
+    rewards = [float(is_right(response)) for response in responses]
+    return rollouts_of(rewards, responses, group_size=100)
 
 
-def measure(rollouts: Rollouts, teacher: Callable[[tuple[int, ...], int], float]) -> dict[str, float]:
-    responses = [tuple(generation.response_ids.tolist()) for generation in rollouts.generations]
-    found = known(gains(responses, teacher), rollouts, range(len(responses)), seed=0)
+def measure(rollouts: Rollouts, teacher: Teacher) -> dict[str, Any]:
+    rows: list[list[float]] = []
+    for generation in rollouts.generations:
+        response = tuple(generation.response_ids.tolist())
+        rows.append([gain(teacher, response[:place], token) for place, token in enumerate(response)])
+    gains = torch.tensor(rows, dtype=torch.float64)
+    found = known(gains, rollouts, range(len(rows)), seed=0)
     assert found.pop("responses") == rollouts.correct.sum()
-    assert all(figure["low"] <= figure["value"] <= figure["high"] for figure in found.values())
-    return {name: figure["value"] for name, figure in found.items()}
+    for figure in found.values():
+        assert figure["low"] <= figure["value"] <= figure["high"]
+    return values_of(found)
 
 
 def test_the_posterior_knows_minus_log_p(rollouts: Rollouts) -> None:
     """For each right response the log ratios of P(y | right) add up to -log p."""
-    found = measure(rollouts, lambda prefix, token: value((*prefix, token)))
+    found = measure(rollouts, value)
     assert found["nats"] == pytest.approx(-math.log(value(())), abs=1e-9)
     assert found["limit"] == pytest.approx(-math.log(value(())), abs=0.1)
     assert sum(found[quarter] for quarter in QUARTERS) == pytest.approx(found["nats"])
@@ -242,16 +257,21 @@ def test_the_posterior_knows_minus_log_p(rollouts: Rollouts) -> None:
 @pytest.mark.parametrize("trust", [0.0, 0.5, 2.0, -1.0])
 def test_other_teachers_know_less(rollouts: Rollouts, trust: float) -> None:
     """Of the weights V^trust only trust 1 is the posterior; 0 is the student, and -1 believes the opposite."""
-    found = measure(rollouts, lambda prefix, token: max(value((*prefix, token)), 1e-3) ** trust)
+
+    def teacher(beginning: tuple[int, ...]) -> float:
+        return max(value(beginning), 1e-3) ** trust
+
+    found = measure(rollouts, teacher)
     assert found["nats"] < found["limit"]
     assert (found["nats"] > 0) == (trust > 0)
     assert (found["wrong"] < 0) == (trust > 0), "what announces right responses tells against wrong ones"
 
 
 def test_without_a_wrong_response_its_figure_is_undefined(rollouts: Rollouts) -> None:
-    rows = [row for row, right in enumerate(rollouts.correct.tolist()) if right]
-    found = known(torch.zeros(len(rollouts.correct), LENGTH), rollouts, rows, seed=0)
-    assert (found["wrong"]["value"], found["nats"]["value"]) == (None, 0.0)
+    right_rows = rollouts.correct.nonzero().flatten().tolist()
+    found = known(torch.zeros(len(rollouts.correct), LENGTH), rollouts, right_rows, seed=0)
+    assert found["wrong"]["value"] is None
+    assert found["nats"]["value"] == 0.0
 
 
 def chosen_of(rollouts: Rollouts, *, responses: int = 9, tokens: int = 9, seed: int = 0) -> dict[int, list[int]]:
@@ -261,9 +281,12 @@ def chosen_of(rollouts: Rollouts, *, responses: int = 9, tokens: int = 9, seed: 
 def test_only_groups_with_differing_rewards_are_measured() -> None:
     """Of three problems the second has equal rewards; rows 0, 1, 4 and 5 are left, of which the seed draws three."""
     rollouts = rollouts_of([1, 0, 1, 1, 0, 1], [(1, 2), (1, 3), (1, 2), (1, 2), (4, 5), (4, 6)])
-    drawn = {tuple(chosen_of(rollouts, responses=3, seed=seed)) for seed in range(30)}
+    drawn: set[tuple[int, ...]] = set()
+    for seed in range(30):
+        rows = chosen_of(rollouts, responses=3, seed=seed)
+        assert len(rows) == 3
+        drawn.add(tuple(rows))
     assert set().union(*drawn) == {0, 1, 4, 5}
-    assert {len(rows) for rows in drawn} == {3}
     assert len(drawn) > 1
 
 
@@ -312,7 +335,8 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path, text: bytes) -> 
     "change", [{"prefix": None}, {"right": None}, {"right": "01x0"}, {"entropy": "much"}, {"num_tokens": [4]}]
 )
 def test_continuations_that_cannot_be_read_are_named(tmp_path: Path, change: dict[str, Any]) -> None:
-    row = {key: value for key, value in (WHOLE | change).items() if value is not None}
+    row = WHOLE | change
+    row = {key: value for key, value in row.items() if value is not None}
     (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n{json.dumps(row)}\n")
     nothing = cast("Any", None)  # reading asks no engine
     with pytest.raises(DataError, match=f"{CONTINUATIONS_FILE} is damaged"):

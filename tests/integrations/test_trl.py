@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from isolation import own_caches
+from reward_functions import of_completions
 from rounding import ORDERS, moved_by_one_unit
 from scripted_models import declare_end, say
 from tiny_checkpoints import write_checkpoint
@@ -25,7 +26,6 @@ from cepo.algorithms import available_estimators
 from cepo.errors import ConfigError, DataError
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.models.processing import Processing
-from cepo.rewards.math import compute_score
 from cepo.trainer.loop import Trainer
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import ImageReference
@@ -47,13 +47,6 @@ BEST_ALONE = "grpo_passk"  # teaches only groups with one right rollout, which t
 SMALLEST_ERROR = {"pgpo": 1e-2}
 """Of an advantage, where it is not 1e-4: the gate divides by the spread of a response's dependences on its image."""
 A_PROCESS = pytest.mark.nightly("a training run or a process of 15 to 25 seconds more")
-
-
-def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    """The package's verifier as a reward function of TRL."""
-    texts = [completion[0]["content"] for completion in completions]
-    rows = [{"response": text, "ground_truth": truth} for text, truth in zip(texts, answer, strict=True)]
-    return [score["overall"] for score in compute_score(rows)]
 
 
 def row_of(text: str, images: list[Any], answer: str) -> dict[str, Any]:
@@ -95,7 +88,7 @@ def trl_trainer(rows: list[dict[str, Any]], folder: Path, **options: Any) -> Any
     } | options.pop("arguments", {})  # fmt: skip
     return CepoTrainer(
         model=str(options.pop("model", ASSETS)),
-        reward_funcs=options.pop("reward_funcs", correct),
+        reward_funcs=options.pop("reward_funcs", of_completions),
         args=trl.GRPOConfig(**arguments),
         train_dataset=Dataset.from_list(rows),
         **options,
@@ -267,7 +260,7 @@ def test_rollouts_without_a_reward_teach_nothing_as_in_trl(method: str, tmp_path
     """The second and third of four have none: the others are 1 and 1 by the verifier, and 1 and 0 where it is inverted."""
 
     def some(completions: list[Any], answer: list[str], **_: Any) -> list[float | None]:
-        scores = correct(completions, answer)
+        scores = of_completions(completions, answer)
         return [scores[0], None, None, 1.0 - scores[3]]
 
     rows = rows_of_the_world(1)

@@ -8,21 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from reward_functions import of_completions
 from run_folders import trackio_into, written
 
 from cepo.errors import ConfigError
 from cepo.microgeo.world import ASSETS, SHAPES
-from cepo.rewards.math import compute_score
 
 trl = pytest.importorskip("trl", reason="the extra `trl` is not installed")
 pytestmark = pytest.mark.heavy
 GROUP = 8
-
-
-def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    texts = [completion[0]["content"] for completion in completions]
-    rows = [{"response": text, "ground_truth": truth} for text, truth in zip(texts, answer, strict=True)]
-    return [score["overall"] for score in compute_score(rows)]
 
 
 def trainer_of(
@@ -55,7 +49,7 @@ def trainer_of(
     )  # fmt: skip
     return trl.GRPOTrainer(
         model=str(ASSETS),
-        reward_funcs=correct,
+        reward_funcs=of_completions,
         args=arguments,
         train_dataset=Dataset.from_list(rows),
         callbacks=callbacks,

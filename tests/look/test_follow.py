@@ -7,19 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from run_folders import wait_for
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-def wait_for(page: Path, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while not (page.is_file() and text in page.read_text("utf-8")):
-        assert time.monotonic() < deadline, f"{page} never had {text}"
-        time.sleep(0.1)
 
 
 def step_file(folder: Path, step: int) -> None:

@@ -10,18 +10,13 @@ from typing import Any
 
 import pandas
 import pytest
+from json_files import write_lines
 from run_folders import group, rollout, write_run
 
 from cepo.errors import DataError
 from cepo.look import reading
 from cepo.look.reading import read_rollouts_of
 from cepo.report.responses import groups_of
-
-
-def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def message(role: str, text: str) -> list[dict[str, Any]]:

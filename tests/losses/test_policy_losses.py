@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -11,6 +12,7 @@ from factories import log_probs_like, outcome_rewards, response_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from worked_examples import examples, tensor
 
 from cepo.algorithms import build_estimator
 from cepo.config.schema import AlgorithmConfig
@@ -28,11 +30,7 @@ from cepo.types import TokenBatch
 LOSS_TYPES = ("default", "gspo", "gspo_token", "cispo", "sapo")
 LOSSES = {name: build_loss(name) for name in LOSS_TYPES}
 MASK = response_mask([2, 1])
-
-
-def loss_of(loss_type: str, ratios: list[list[float]], advantages: list[float], **changes: float) -> list[float]:
-    """Token losses of the one row of ratios; old log-probs are -1, `changes` go to the settings."""
-    return losses_of(built(loss_type, **changes), *inputs(ratios, advantages))[0].tolist()
+ONE_TOKEN_EACH = response_mask([1, 1])
 
 
 def built(loss_type: str, **actor: float | None) -> PolicyLoss:
@@ -44,46 +42,19 @@ def tokens_of(log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) 
     return PolicyTokens(log_probs=log_probs, old_log_probs=old, advantages=advantages, response_mask=mask)
 
 
+def unpadded_losses(loss: PolicyLoss, log_probs: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
+    return losses_of(loss, log_probs, old, advantages, torch.ones_like(old, dtype=torch.bool))
+
+
 def losses_of(loss: PolicyLoss, log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     return loss.token_losses(tokens_of(log_probs, old, advantages, mask))
 
 
-def inputs(ratios: list[list[float]], advantages: list[float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    ratio = torch.tensor(ratios, dtype=torch.float64)
-    old = torch.full_like(ratio, -1.0)
-    spread = torch.tensor(advantages, dtype=torch.float64).unsqueeze(1).expand_as(ratio)
-    return old + ratio.log(), old, spread, torch.ones_like(ratio, dtype=torch.bool)
-
-
-def gradient_of(policy_loss: PolicyLoss, ratios: list[list[float]], advantages: list[float]) -> list[list[float]]:
-    log_probs, old, spread, mask = inputs(ratios, advantages)
-    loss = losses_of(policy_loss, log_probs.requires_grad_(), old, spread, mask)
-    return torch.autograd.grad(loss.sum(), log_probs)[0].tolist()
-
-
 def test_averages_and_penalties_are_those_that_the_config_takes() -> None:
-    actor, algorithm = get_type_hints(ActorConfig), get_type_hints(AlgorithmConfig)
-    assert get_args(actor["loss_avg_mode"]) == AGGREGATIONS
-    assert get_args(algorithm["kl_penalty"]) == (*KL_PENALTIES, "full")
-
-
-@pytest.mark.parametrize("loss_type", ["gspo", "gspo_token"])
-def test_gspo_gives_tokens_their_sequences_geometric_mean_ratio(loss_type: str) -> None:
-    for ratios, advantage, expected in [
-        ([1.21, 1.0], 2.0, -2.2),  # the mean is 1.1, inside the clip
-        ([4.0, 1.0], 2.0, -2.56),  # 2, cut at 1.28 for A > 0
-        ([4.0, 1.0], -2.0, 4.0),  # for A < 0: max(2 rho, 2 clip(rho)) with rho = 2
-        ([16.0, 1.0], -2.0, 6.0),  # the dual clip 3 binds for rho = 4
-    ]:
-        assert loss_of(loss_type, [ratios], [advantage]) == pytest.approx([expected, expected])
-
-
-@pytest.mark.parametrize(("loss_type", "expected"), [("gspo", [-2.0, -2.0]), ("gspo_token", [-3.0, -1.0])])
-def test_gspo_spreads_its_gradient_and_gspo_token_does_not(loss_type: str, expected: list[float]) -> None:
-    log_probs, old, _, mask = inputs([[1.0, 1.0]], [0.0])
-    advantages = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
-    loss = losses_of(LOSSES[loss_type], log_probs.requires_grad_(), old, advantages, mask)
-    assert torch.autograd.grad(loss.sum(), log_probs)[0][0].tolist() == pytest.approx(expected)
+    averages = get_type_hints(ActorConfig)["loss_avg_mode"]
+    penalties = get_type_hints(AlgorithmConfig)["kl_penalty"]
+    assert get_args(averages) == AGGREGATIONS
+    assert get_args(penalties) == (*KL_PENALTIES, "full")
 
 
 @pytest.mark.parametrize("loss_type", ["gspo", "gspo_token"])
@@ -94,77 +65,84 @@ def test_padding_has_no_part_in_the_sequences_mean(loss_type: str) -> None:
     assert found[1, 0].item() == pytest.approx(-1.2)
 
 
-def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
-    # Ratios 2, 1.1 and 0.5 are clipped to 1.28, 1.1 and 0.8; log-probs are -1 + log ratio.
-    found = loss_of("cispo", [[2.0, 1.1, 0.5]], [1.5])
-    assert found == pytest.approx(
-        [-1.5 * 1.28 * (math.log(2.0) - 1), -1.5 * 1.1 * (math.log(1.1) - 1), -1.5 * 0.8 * (math.log(0.5) - 1)]
-    )
-    assert gradient_of(LOSSES["cispo"], [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([-1.92, -1.65, -1.2])
-    assert gradient_of(LOSSES["default"], [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([0.0, -1.65, -0.75])
-    # A lower radius of 1 bounds nothing below.
-    wide = built("cispo", clip_ratio_low=1.0, clip_ratio_high=4.0)
-    assert gradient_of(wide, [[1e-3, 9.0]], [1.0])[0] == pytest.approx([-1e-3, -5.0])
+EXAMPLES = examples(Path(__file__).with_name("worked_losses.yaml"))
 
 
-def test_sapo_gates_with_a_sigmoid_by_the_advantages_sign() -> None:
-    for advantage, expected in ((1.0, [-2.0, -4.0 / (1 + math.exp(-1.0))]), (-1.0, [1.0, 2.0 / (1 + math.exp(-2.0))])):
-        found = loss_of("sapo", [[1.0, 2.0]], [advantage], tau_positive=1.0, tau_negative=2.0)
-        assert found == pytest.approx(expected)
-    # d/d log rho of -(4 / tau) sigmoid(tau (rho - 1)) is -4 rho s (1 - s).
-    gate = 1 / (1 + math.exp(-1.0))
-    assert gradient_of(LOSSES["sapo"], [[2.0]], [1.0])[0] == pytest.approx([-8.0 * gate * (1 - gate)])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_losses_and_gradients_are_those_worked_out_by_hand(name: str) -> None:
+    example = EXAMPLES[name]
+    ratio = tensor(example["ratios"]).unsqueeze(0)
+    advantages = tensor(example["advantages"]).expand_as(ratio)
+    old = torch.full_like(ratio, -1.0)
+    log_probs = (old + ratio.log()).requires_grad_()
+    for loss_type in example["methods"]:
+        loss = built(loss_type, **example.get("settings", {}))
+        losses = unpadded_losses(loss, log_probs, old, advantages)
+        (gradient,) = torch.autograd.grad(losses.sum(), log_probs)
+        if "losses" in example:
+            torch.testing.assert_close(losses[0], tensor(example["losses"]), rtol=1e-9, atol=1e-12)
+        if "gradients" in example:
+            torch.testing.assert_close(gradient[0], tensor(example["gradients"]), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("advantage", [1.7, -1.7])
-def test_at_ratio_1_every_loss_has_the_gradient_minus_advantage(advantage: float) -> None:
-    for loss in LOSSES.values():
-        assert gradient_of(loss, [[1.0, 1.0, 1.0]], [advantage])[0] == pytest.approx([-advantage] * 3), loss.name
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_at_ratio_1_every_loss_has_the_gradient_minus_advantage(loss_type: str, advantage: float) -> None:
+    log_probs = torch.full((1, 3), -1.0, dtype=torch.float64, requires_grad=True)
+    advantages = torch.full((1, 3), advantage, dtype=torch.float64)
+    loss = unpadded_losses(LOSSES[loss_type], log_probs, log_probs.detach(), advantages)
+    (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
+    assert gradient[0].tolist() == pytest.approx([-advantage] * 3)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_log_ratios_of_10000_give_finite_losses_and_gradients(loss_type: str) -> None:
     log_probs = torch.tensor([[-1e4, -1.0], [-1.0, -1e4]], requires_grad=True)
-    old, mask = torch.tensor([[-1.0, -1e4], [-1e4, -1.0]]), torch.ones(2, 2, dtype=torch.bool)
-    loss = losses_of(LOSSES[loss_type], log_probs, old, torch.tensor([[1.0], [-1.0]]).expand(2, 2), mask)
+    old = torch.tensor([[-1.0, -1e4], [-1e4, -1.0]])
+    advantages = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    loss = unpadded_losses(LOSSES[loss_type], log_probs, old, advantages)
+    (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
     assert loss.isfinite().all()
-    assert torch.autograd.grad(loss.sum(), log_probs)[0].isfinite().all()
+    assert gradient.isfinite().all()
 
 
 def test_clip_fractions_use_each_types_own_ratio() -> None:
-    # Ratios 4 and 1 in one response, 1.2 in the other, with 9 on its padding; A > 0.
-    log_probs, advantages = torch.tensor([[4.0, 1.0], [1.2, 9.0]]).log(), torch.ones(2, 2)
-    found = {}
+    """Ratios 4 and 1 in one response, 1.2 in the other, with 9 on its padding; A > 0."""
+    log_probs = torch.tensor([[4.0, 1.0], [1.2, 9.0]]).log()
+    tokens = tokens_of(log_probs, torch.zeros(2, 2), torch.ones(2, 2), MASK)
+    kl = -(math.log(4.0) + math.log(1.2)) / 3
+    found: dict[str, Any] = {}
     for loss_type, loss in LOSSES.items():
-        metrics = policy_metrics(loss, tokens_of(log_probs, torch.zeros(2, 2), advantages, MASK))
+        metrics = policy_metrics(loss, tokens)
         counted = step_metrics(ObjectiveSettings(loss=loss), LossDenominators(3, 2, 2), distils=False)
         found[loss_type] = results(merge_metrics([metrics, counted]))
+        assert found[loss_type]["actor/live_ppo_kl"] == pytest.approx(kl)
     assert found["default"]["actor/pg_clipfrac_higher"] == pytest.approx(1 / 3)
     assert found["gspo"]["actor/pg_clipfrac_higher"] == pytest.approx(2 / 3)  # both tokens share the ratio 2
     assert found["gspo_token"] == found["gspo"]
     assert found["cispo"]["actor/pg_clipfrac_higher"] == pytest.approx(1 / 3)
     assert "actor/pg_clipfrac_higher" not in found["sapo"]
     assert "actor/pg_clipfrac_lower" not in found["cispo"]
-    kl = -(math.log(4.0) + math.log(1.2)) / 3
-    assert [metrics["actor/live_ppo_kl"] for metrics in found.values()] == pytest.approx([kl] * 5)
 
 
 @pytest.mark.parametrize("loss_type", ["default", "gspo", "gspo_token", "cispo"])
 def test_tokens_without_an_advantage_are_not_counted_as_clipped(loss_type: str) -> None:
     """Ratios 1/4 and 4 in responses of one token, both beyond every bound; A = 0 has no loss that a bound could change."""
     log_probs = torch.tensor([[0.25], [4.0]]).log()
-    tokens = tokens_of(log_probs, torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2, 1).bool())
+    tokens = tokens_of(log_probs, torch.zeros(2, 1), torch.zeros(2, 1), ONE_TOKEN_EACH)
     metrics = policy_metrics(LOSSES[loss_type], tokens)
-    assert [value.value for name, value in metrics.items() if "clipfrac" in name and value.value] == []
+    fractions = [metric.value for name, metric in metrics.items() if "clipfrac" in name]
+    assert not any(fractions)
 
 
 @pytest.mark.parametrize("loss_type", ["default", "gspo", "cispo"])
 @pytest.mark.parametrize(("low", "high", "clipped"), [(0.5, 1.0, 0), (0.25, 1.0, 1), (0.5, 0.75, 1)])
 def test_a_ratio_on_its_bound_is_not_counted_as_clipped(loss_type: str, low: float, high: float, clipped: int) -> None:
     """Responses of one token: a ratio of 1/2 with A < 0 and one of 2 with A > 0, of which one is beyond its bound."""
-    log_probs, advantages = torch.tensor([[0.5], [2.0]]).log(), torch.tensor([[-1.0], [1.0]])
+    log_probs = torch.tensor([[0.5], [2.0]]).log()
+    advantages = torch.tensor([[-1.0], [1.0]])
     loss = built(loss_type, clip_ratio_low=low, clip_ratio_high=high)
-    metrics = policy_metrics(loss, tokens_of(log_probs, torch.zeros(2, 1), advantages, torch.ones(2, 1).bool()))
+    metrics = policy_metrics(loss, tokens_of(log_probs, torch.zeros(2, 1), advantages, ONE_TOKEN_EACH))
     assert metrics["actor/pg_clipfrac_higher"].value == clipped
 
 
@@ -184,7 +162,8 @@ def test_kl_penalties_of_differences_of_one_half_and_minus_2(penalty: str, expec
 
 def test_low_var_kl_is_cut_at_10_and_all_kinds_are_finite() -> None:
     """The log-ratios are 10000."""
-    log_probs, reference = torch.tensor([[-1e4, -1.0]], requires_grad=True), torch.tensor([[-1.0, -1e4]])
+    log_probs = torch.tensor([[-1e4, -1.0]], requires_grad=True)
+    reference = torch.tensor([[-1.0, -1e4]])
     assert kl_penalty(log_probs, reference, "low_var_kl").tolist() == [[10.0, 10.0]]
     for penalty in KL_PENALTIES:
         (gradient,) = torch.autograd.grad(kl_penalty(log_probs, reference, penalty).sum(), log_probs)
@@ -192,10 +171,13 @@ def test_low_var_kl_is_cut_at_10_and_all_kinds_are_finite() -> None:
 
 
 def test_low_var_kl_averages_to_the_kl_over_samplings() -> None:
-    policy, reference = (torch.tensor([row], dtype=torch.float64).log() for row in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
-    exact = float((policy.exp() * (policy - reference)).sum())
+    chances = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
+    policy = chances.log()
+    reference = policy.flip(1)
+    exact = float((chances * (policy - reference)).sum())
     for penalty in ("kl", "low_var_kl"):
-        assert float((policy.exp() * kl_penalty(policy, reference, penalty)).sum()) == pytest.approx(exact, rel=1e-12)
+        mean = float((chances * kl_penalty(policy, reference, penalty)).sum())
+        assert mean == pytest.approx(exact, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +210,6 @@ def test_the_critics_loss_is_half_the_worse_squared_error() -> None:
     assert found == pytest.approx({"critic/vf_clipfrac": 0.5, "critic/vpred_mean": 0.65})
 
 
-CLIPPED = built("default", clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_dual=3.0)
 VOCABULARY = 7
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0])
 LENGTHS = [3, 6, 2, 5]  # 16 tokens
@@ -254,25 +235,23 @@ def cepo_signal(old: Tensor, correct: Tensor, wrong: Tensor) -> Tensor:
 def random_case(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Student logits, two teachers' logits and sampled tokens for the four rows, in float64."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (4, 6, VOCABULARY)
-    logits, correct, wrong = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
-    return logits, correct, wrong, torch.randint(VOCABULARY, (4, 6), generator=generator)
-
-
-def clipped_loss(log_probs: Tensor, old: Tensor, advantages: Tensor, loss: PolicyLoss = CLIPPED) -> Tensor:
-    return losses_of(loss, log_probs, old, advantages, torch.ones_like(old, dtype=torch.bool))
+    logits, correct, wrong = torch.randn(3, 4, 6, VOCABULARY, generator=generator, dtype=torch.float64)
+    tokens = torch.randint(VOCABULARY, (4, 6), generator=generator)
+    return logits, correct, wrong, tokens
 
 
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
 def test_at_ratio_1_the_gradient_is_minus_a_times_onehot_minus_p(seed: int, temperature: float) -> None:
     """Teachers receive none."""
     logits, correct, wrong, tokens = random_case(seed)
-    for tensor in (logits, correct, wrong):
-        tensor.requires_grad_()
-    log_probs, *views = (sampled_log_probs(each, tokens, temperature) for each in (logits, correct, wrong))
+    for leaf in (logits, correct, wrong):
+        leaf.requires_grad_()
+    log_probs = sampled_log_probs(logits, tokens, temperature)
+    views = [sampled_log_probs(teacher, tokens, temperature) for teacher in (correct, wrong)]
     advantages = cepo_signal(log_probs, *views)
     weights = token_weights(response_mask(LENGTHS), "token", LossDenominators(16, 4, 6))
-    (clipped_loss(log_probs, log_probs.detach(), advantages) * weights).sum().backward()
+    losses = unpadded_losses(LOSSES["default"], log_probs, log_probs.detach(), advantages)
+    (losses * weights).sum().backward()
     onehot = torch.nn.functional.one_hot(tokens, VOCABULARY).double()
     probabilities = torch.softmax(logits.detach() / temperature, dim=-1)
     expected = -advantages.detach().unsqueeze(-1) * (onehot - probabilities) / (temperature * 16)
@@ -282,39 +261,10 @@ def test_at_ratio_1_the_gradient_is_minus_a_times_onehot_minus_p(seed: int, temp
     assert wrong.grad is None
 
 
-def one_token(ratio: float, advantage: float, policy_loss: PolicyLoss) -> tuple[float, float]:
-    """Loss and its derivative in the log-prob of a single token."""
-    log_probs = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
-    loss = clipped_loss(log_probs, torch.zeros_like(log_probs), torch.full_like(log_probs, advantage), policy_loss)
-    (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
-    return float(loss.detach()), float(gradient)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient"),
-    [
-        (1.0, 2.0, -2.0, -2.0),
-        (1.2, 2.0, -2.4, -2.4),
-        (1.5, 2.0, -2.56, 0.0),  # clipped above at 1.28
-        (0.5, 2.0, -1.0, -1.0),  # a positive advantage is not clipped below
-        (0.5, -2.0, 1.6, 0.0),  # clipped below at 0.8
-        (2.0, -2.0, 4.0, 4.0),  # a negative advantage is not clipped above,
-        (4.0, -2.0, 6.0, 0.0),  # until the dual bound 3 |A|
-        (4.0, 0.0, 0.0, 0.0),
-    ],
-)
-def test_clipped_losses_and_gradients_worked_out_by_hand(
-    ratio: float, advantage: float, loss: float, gradient: float
-) -> None:
-    assert one_token(ratio, advantage, CLIPPED) == pytest.approx((loss, gradient), abs=1e-12)
-    if ratio == 4.0:
-        undual = built("default", clip_ratio_dual=None)
-        assert one_token(ratio, advantage, undual) == pytest.approx((-4.0 * advantage, -4.0 * advantage))
-
-
 def test_weights_of_each_aggregation_are_worked_out_by_hand() -> None:
     """The sequences have lengths 1 and 3."""
-    mask, denominators = response_mask([1, 3], width=4), LossDenominators(4, 2, 8)
+    mask = response_mask([1, 3], width=4)
+    denominators = LossDenominators(4, 2, 8)
     expected = {
         "token": [[1 / 4, 0, 0, 0], [1 / 4, 1 / 4, 1 / 4, 0]],
         "seq": [[1 / 2, 0, 0, 0], [1 / 6, 1 / 6, 1 / 6, 0]],
@@ -342,21 +292,24 @@ def test_losses_depend_on_no_micro_batch_padding_or_dead_row(
         loss = torch.zeros((), dtype=torch.float64)
         for rows in parts:
             mask = response_mask([LENGTHS[row] for row in rows], 6 + padding)
-            padded = [
-                torch.nn.functional.pad(tensor[rows], (0, padding), value=-7.0) for tensor in (leaf, old, advantages)
-            ]
+            padded: list[Tensor] = []
+            for values in (leaf, old, advantages):
+                padded.append(torch.nn.functional.pad(values[rows], (0, padding), value=-7.0))
             weights = token_weights(mask, aggregation, LossDenominators(16, 4, 6)).double()
             losses = losses_of(LOSSES[loss_type], *padded, mask)
             loss = loss + (losses * weights).sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         return loss.detach(), gradient
 
-    whole, one_by_one = total([[0, 1, 2, 3]]), total([[0], [1], [2], [3]])
-    for found in (one_by_one, total([[3, 1], [0, 2]]), total([[0, 1, 2, 3]], padding=5)):
-        for one, other in zip(found, whole, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-12)
-    without_dead = total([[row] for row in range(4) if row not in dead])
-    assert all(torch.equal(one, other) for one, other in zip(without_dead, one_by_one, strict=True))
+    whole = total([[0, 1, 2, 3]])
+    one_by_one = total([[0], [1], [2], [3]])
+    in_pairs = total([[3, 1], [0, 2]])
+    padded_more = total([[0, 1, 2, 3]], padding=5)
+    for cut in (one_by_one, in_pairs, padded_more):
+        torch.testing.assert_close(cut, whole, rtol=1e-6, atol=1e-12)
+    loss, gradient = total([[row] for row in range(4) if row not in dead])
+    assert torch.equal(loss, one_by_one[0])
+    assert torch.equal(gradient, one_by_one[1])
 
 
 class FaultyLoss(PolicyLoss):

@@ -8,12 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_folders import report_pixels, validated, write_run
+from run_folders import report_pixels, validated, wait_for, write_run
 
 from cepo.commands.cli import main
 from cepo.errors import DataError
@@ -151,13 +150,6 @@ def test_the_report_loads_no_torch_when_imported() -> None:
     program = "import sys, cepo.report, cepo.commands.report; print([n for n in ('torch', 'ray', 'vllm') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
-
-
-def wait_for(page: Path, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while not (page.is_file() and text in page.read_text("utf-8")):
-        assert time.monotonic() < deadline, f"{page} never had {text}"
-        time.sleep(0.1)
 
 
 @pytest.mark.heavy

@@ -24,9 +24,11 @@ def test_the_clearest_responses_have_few_tokens_above_their_mean() -> None:
     assert clarity(clear) == (True, pytest.approx(0.5))
     assert clarity(credited([1.0] * 4, tokens, right=True)) == (False, 0.0)
     assert clarity(rollout(right=True, delta=-0.25)) == (False, pytest.approx(0.25))
-    uniform = credited([-1.0] * 4, tokens, right=False)
-    rank, places = clearest_pair([credited([1.0] * 4, tokens, right=True), clear, uniform])
-    assert (rank, places) == ((True, False, 0.0), [1, 2])
+    uniform = credited([1.0] * 4, tokens, right=True)
+    uniform_and_wrong = credited([-1.0] * 4, tokens, right=False)
+    rank, places = clearest_pair([uniform, clear, uniform_and_wrong])
+    assert rank == (True, False, 0.0)
+    assert places == [1, 2]
     assert clearest_pair([clear])[0] < rank
 
 
@@ -36,23 +38,28 @@ def test_what_is_named_is_the_whole_word_of_a_token() -> None:
     advantages = [1.5, 1.0, 1.0, 1.0, 1.4, 0.6, 0.5]
     right = credited(advantages, tokens, right=True)
     wrong = credited([-1.01, -1.0, -1.0, -1.0, -1.0, -1.0, -0.99], tokens, right=False)
-    contrast = contrast_of(
-        group(4, [wrong, right]), [1, 0], method="cepo", baseline="grpo", uniform_advantages=[1.0, -1.0]
-    )
+    step = group(4, [wrong, right])
+    contrast = contrast_of(step, [1, 0], method="cepo", baseline="grpo", uniform_advantages=[1.0, -1.0])
     assert contrast.sentence == (
         "cepo credits “3” and “27” of the right response most; grpo treats every token of a response alike."
     )
-    assert [(side.verdict, side.place) for side in contrast.sides] == [("right", 1), ("wrong", 0)]
-    assert (contrast.low, contrast.high) == (pytest.approx(0.5), pytest.approx(1.5))
-    assert [token.percent for token in contrast.sides[0].rows[0].tokens] == [100, 0, 0, 0, 80, 80, 100]
-    assert [token.side for token in contrast.sides[0].rows[0].tokens][4:] == ["more", "less", "less"]
+    first, second = contrast.sides
+    assert (first.verdict, first.place) == ("right", 1)
+    assert (second.verdict, second.place) == ("wrong", 0)
+    assert contrast.low == pytest.approx(0.5)
+    assert contrast.high == pytest.approx(1.5)
+    shown = first.rows[0].tokens
+    assert [token.percent for token in shown] == [100, 0, 0, 0, 80, 80, 100]
+    assert [token.side for token in shown][4:] == ["more", "less", "less"]
 
 
 def test_credit_of_the_other_sign_has_the_other_colour() -> None:
     """Shares of 4, 1 and -1: the span ends at 2, so that 4 is full, 1 white, and -1 full in the other colour."""
     response = credited([-4.0, -1.0, 1.0], list("abc"), right=False)
     [side] = contrast_of(group(1, [response]), [0], method="x", uniform_advantages=[-1.0]).sides
-    assert [(token.side, token.percent) for token in side.rows[0].tokens] == [("less", 100), ("more", 0), ("more", 100)]
+    shown = side.rows[0].tokens
+    assert [token.side for token in shown] == ["less", "more", "more"]
+    assert [token.percent for token in shown] == [100, 0, 100]
 
 
 @pytest.mark.parametrize("advantages", [[0.0, 0.0, 0.0], [1.0, -1.0, 0.0], [float("nan"), 1.0, 1.0]])
@@ -81,7 +88,8 @@ def test_the_fragment_has_texts_as_texts() -> None:
     """Markup, control characters, and marks that turn the text around, in tokens, problem and answer."""
     hostile = "</div><script>alert(1)</script>\x1b\u202e"
     response = credited([1.0, 2.0], [hostile, "\n"], right=True)
-    html = fragment(contrast_of(group(1, [response], problem=hostile, ground_truth=hostile), [0], method=hostile))
+    step = group(1, [response], problem=hostile, ground_truth=hostile)
+    html = fragment(contrast_of(step, [0], method=hostile))
     assert "<script" not in html
     assert "\x1b" not in html
     assert "\u202e" not in html

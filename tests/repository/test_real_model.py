@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from json_files import read_lines
 
 from cepo.config import check_config, load_config
 from cepo.microgeo.world import ASSETS
@@ -21,10 +20,6 @@ PROBLEMS = runpy.run_path(str(EXAMPLE / "problems.py"))
 REWARD = runpy.run_path(str(EXAMPLE / "reward.py"))
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def test_the_generator_writes_the_problems_that_are_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["problems.py", "--folder", str(tmp_path)])
     PROBLEMS["main"]()
@@ -33,15 +28,15 @@ def test_the_generator_writes_the_problems_that_are_shipped(tmp_path: Path, monk
 
 
 def test_no_held_out_problem_is_trained_on() -> None:
-    training = {row["question"] for row in rows_of(EXAMPLE / "train.jsonl")}
-    held_out = {row["question"] for row in rows_of(EXAMPLE / "held_out.jsonl")}
+    training = {row["question"] for row in read_lines(EXAMPLE / "train.jsonl")}
+    held_out = {row["question"] for row in read_lines(EXAMPLE / "held_out.jsonl")}
     assert len(training) == 800
     assert len(held_out) == 256
     assert not training & held_out
 
 
 def test_every_worked_solution_earns_the_reward() -> None:
-    for row in rows_of(EXAMPLE / "train.jsonl") + rows_of(EXAMPLE / "held_out.jsonl"):
+    for row in read_lines(EXAMPLE / "train.jsonl") + read_lines(EXAMPLE / "held_out.jsonl"):
         score = REWARD["compute_score"]({"response": row["solution"], "ground_truth": row["answer"]})
         assert score == {"overall": 1.0, "accuracy": 1.0}, row
 
@@ -98,7 +93,7 @@ def test_the_configuration_trains_a_step_with_the_toy_model(tmp_path: Path, monk
     check_config(config)
     train(config)
     run_folder = tmp_path / "checkpoints" / "cepo" / "real_model-cepo"
-    [metrics] = rows_of(run_folder / "metrics.jsonl")
+    [metrics] = read_lines(run_folder / "metrics.jsonl")
     assert 0 <= metrics["val/accuracy"] <= 1
     assert 0 <= metrics["reward/accuracy"] <= 1
     assert (run_folder / "global_step_1").is_dir()

@@ -8,18 +8,27 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cepo.errors import EngineError
 from cepo.rollout.generator import SamplingSettings
 from cepo.rollout.transformers_generator import draw_tokens, row_uniforms
 
 
+def drawn_tokens(
+    logits: Tensor, uniforms: Tensor, *, output: Sequence[int] = (), banned: Sequence[int] = (), **settings: Any
+) -> Tensor:
+    """A token for each row of logits, all of which have the same output so far."""
+    sampling = SamplingSettings(num_samples=1, max_response_length=1, **settings)
+    outputs = [output] * len(logits)
+    return draw_tokens(logits, outputs, uniforms.double(), torch.tensor(banned, dtype=torch.long), sampling)
+
+
 def counts(logits: list[float], output: Sequence[int] = (), **settings: Any) -> list[int]:
     """How often each token is drawn over 1000 evenly spread uniform numbers; token 3 is banned."""
     row = torch.tensor(logits).expand(1000, -1)
     points = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    chosen = SamplingSettings(num_samples=1, max_response_length=1, **settings)
-    drawn = draw_tokens(row, [output] * 1000, points, torch.tensor([3]), chosen)
+    drawn = drawn_tokens(row, points, output=output, banned=[3], **settings)
     return torch.bincount(drawn, minlength=row.shape[1]).tolist()
 
 
@@ -37,13 +46,16 @@ def test_draws_follow_the_distribution_of_allowed_tokens() -> None:
 
 def test_a_rows_numbers_depend_on_seed_and_sample_alone() -> None:
     assert torch.equal(row_uniforms(7, 2, 10), row_uniforms(7, 2, 50)[:10])
-    assert len({float(row_uniforms(seed, sample, 1)) for seed in range(30) for sample in range(30)}) == 900
+    numbers: set[float] = set()
+    for seed in range(30):
+        for sample in range(30):
+            numbers.add(float(row_uniforms(seed, sample, 1)))
+    assert len(numbers) == 900
 
 
 def test_a_draw_keeps_its_logits_and_refuses_nan() -> None:
     logits = torch.zeros(1, 4)
-    settings = SamplingSettings(num_samples=1, max_response_length=1, presence_penalty=2.0, top_k=2, top_p=0.5)
-    draw_tokens(logits, [[1]], torch.tensor([0.5], dtype=torch.float64), torch.tensor([3]), settings)
+    drawn_tokens(logits, torch.tensor([0.5]), output=[1], banned=[3], presence_penalty=2.0, top_k=2, top_p=0.5)
     assert logits.count_nonzero() == 0, "the caller's logits were changed"
     for wrong in (math.nan, math.inf):
         for temperature in (0.0, 1.0):
@@ -59,13 +71,12 @@ def test_a_draw_is_where_the_cumulative_sum_exceeds_it(vocabulary: int) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 4 * torch.randn(300, vocabulary, generator=generator)
     uniforms = torch.rand(300, generator=generator, dtype=torch.float64)
-    settings = SamplingSettings(num_samples=1, max_response_length=1, temperature=0.7)
-    drawn = draw_tokens(logits, [[]] * 300, uniforms, torch.tensor([], dtype=torch.long), settings)
-    cumulative = (logits.double() / 0.7).softmax(dim=1).cumsum(dim=1)
-    after = cumulative.gather(1, drawn[:, None])[:, 0]
-    before = torch.where(drawn > 0, cumulative.gather(1, (drawn - 1).clamp(min=0)[:, None])[:, 0], 0.0)
-    assert bool((before <= uniforms + 1e-6).all())
-    assert bool((after >= uniforms - 1e-6).all())
+    drawn = drawn_tokens(logits, uniforms, temperature=0.7)
+    chances = (logits.double() / 0.7).softmax(dim=1)
+    after = chances.cumsum(dim=1).gather(1, drawn[:, None])[:, 0]
+    before = after - chances.gather(1, drawn[:, None])[:, 0]
+    assert (before <= uniforms + 1e-6).all()
+    assert (after >= uniforms - 1e-6).all()
 
 
 def test_the_ends_of_a_distribution_are_possible_tokens() -> None:
@@ -73,9 +84,8 @@ def test_the_ends_of_a_distribution_are_possible_tokens() -> None:
     logits = torch.full((2, 1000), -math.inf)
     logits[:, [130, 131, 700]] = 0.0
     almost_one = math.nextafter(1.0, 0.0)
-    settings = SamplingSettings(num_samples=1, max_response_length=1)
     uniforms = torch.tensor([0.0, almost_one], dtype=torch.float64)
-    assert draw_tokens(logits, [[], []], uniforms, torch.tensor([131]), settings).tolist() == [130, 700]
+    assert drawn_tokens(logits, uniforms, banned=[131]).tolist() == [130, 700]
 
 
 @pytest.mark.parametrize("uniform", [math.nextafter(1.0, 0.0), 1.0])
@@ -83,7 +93,6 @@ def test_a_number_that_rounds_to_the_end_draws_a_token(uniform: float) -> None:
     """The float32 sum of a block exceeds that of its tokens in float64 in about half of the rows."""
     logits = torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
     logits[:, -1] = -math.inf
-    settings = SamplingSettings(num_samples=1, max_response_length=1)
     uniforms = torch.full((200,), uniform, dtype=torch.float64)
-    drawn = draw_tokens(logits, [[]] * 200, uniforms, torch.tensor([0]), settings)
+    drawn = drawn_tokens(logits, uniforms, banned=[0])
     assert drawn.tolist() == [62] * 200

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from factories import rollouts_of
+from factories import HalfVisual, rollouts_of
 from generator_cases import picture, reference_model
 from PIL import Image
 from rounding import LOG_PROBS
@@ -29,7 +29,6 @@ from training_runs import (
 )
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.algorithms.visual import Visual
 from cepo.data.batch import ScoringRow, token_array
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import ContextBuilder, Problem, mask_for
@@ -39,7 +38,7 @@ from cepo.models.interface import EncodedPrompt, Turn
 from cepo.models.processing import Processing
 from cepo.trainer.batches import ScoredBatch
 from cepo.trainer.validation import leak_metrics
-from cepo.types import ImageReference, Reference, RolloutGroup, TokenReference
+from cepo.types import ImageReference, RolloutGroup, TokenReference
 
 SAYS_NOTHING = "{{ prompt }}{{ reference[:0] }}"
 
@@ -237,13 +236,6 @@ def test_a_mask_is_a_function_of_seed_step_and_prompt(tiny_processing: Processin
     masks = {content(0.5), content(0.5, seed=2), content(0.5, step=3), content(0.5, prompt_id="1"), content(0.6)}
     assert len(masks) == 5
     assert content(0.5) in masks, "a second call, as in a resumed run, gives the same"
-
-
-class HalfVisual(Visual):
-    """Visual evidence from half of each image instead of none."""
-
-    def references(self, group: RolloutGroup) -> dict[str, list[Reference | None]]:
-        return {"blind": [ImageReference(masked=0.5)] * len(group.rollouts)}
 
 
 @pytest.mark.heavy

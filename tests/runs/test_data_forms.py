@@ -11,7 +11,8 @@ import pytest
 from generator_cases import picture
 from hypothesis import given
 from hypothesis import strategies as st
-from training_runs import TWO_TEACHERS, Train, write_lines
+from json_files import write_lines
+from training_runs import TWO_TEACHERS, Train
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config

@@ -13,6 +13,7 @@ import pytest
 import torch
 from config_arguments import LORA_SCRIPT, easyr1s_file
 from generator_cases import picture
+from json_files import read_lines, write_lines
 from PIL import Image
 from rounding import GRADIENTS, ORDERS, moved_by_one_unit
 from safetensors.torch import load_file
@@ -26,12 +27,10 @@ from training_runs import (
     Train,
     differing,
     encoded,
-    json_lines,
     largest_gap,
     random_response,
     run,
     whole,
-    write_lines,
 )
 
 from cepo.data.batch import ScoringRow, token_array
@@ -361,7 +360,7 @@ def test_easyr1s_config_with_its_lora_overrides_trains_a_step(tiny_model_folder:
     adapter = done.folder / "global_step_1" / "actor" / "lora_adapter"
     settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
     assert (settings["r"], settings["lora_alpha"]) == (64, 64)
-    assert len(json_lines(done.folder / "generations.jsonl")) == 2 * 3, "before and after the step, 3 responses"
+    assert len(read_lines(done.folder / "generations.jsonl")) == 2 * 3, "before and after the step, 3 responses"
 
 
 IN_BF16 = ["worker.actor.fsdp.torch_dtype=bf16", "worker.actor.optim.strategy=adamw_bf16"]

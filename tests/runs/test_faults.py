@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from generator_cases import picture
+from json_files import read_lines, write_lines
 from safetensors.torch import load_file
 from training_runs import (
     ONE_STEP,
@@ -22,9 +23,7 @@ from training_runs import (
     around,
     checked_config,
     differing,
-    json_lines,
     parameters_of,
-    write_lines,
 )
 
 import cepo.train
@@ -154,7 +153,7 @@ def test_a_fault_that_ends_the_run_leaves_the_checkpoint_before(
     with pytest.raises(EngineError, match=f"step 2: .*{said}"):
         train(*options, prepare=prepare)
     assert names(tmp_path / "run") == ["global_step_1"]
-    assert [row["step"] for row in json_lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
+    assert [row["step"] for row in read_lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
 
 
 @pytest.mark.parametrize(("kind", "words"), [("repeated", "repeat one token"), ("empty", "are empty")])

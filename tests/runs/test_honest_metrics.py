@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from json_files import read_lines
 from training_runs import (
     ONE_STEP,
     REWARD_FUNCTIONS,
     TWO_TEACHERS,
     Train,
     around,
-    json_lines,
     noting,
     recorded_groups,
     write_pictured,
@@ -178,7 +178,7 @@ def test_validation_asks_2_greedy_samples_of_3_of_5_problems(validated: Train) -
     assert [row["step"] for row in found] == [0, 1, 2]
     assert {row["val/num_samples"] for row in found} == {6}
     assert all(0.1 < row["perf/cpu_memory_used_gb"] < 100 for row in resumed.steps)
-    recorded = json_lines(resumed.folder / "generations.jsonl")
+    recorded = read_lines(resumed.folder / "generations.jsonl")
     responses: dict[tuple[int, str], list[str]] = {}
     for row in recorded:
         responses.setdefault((row["step"], row["prompt_id"]), []).append(row["response"])
@@ -205,10 +205,10 @@ def test_batches_and_greedy_accuracy_leave_the_sampled_one(validated: Train) -> 
     assert not any(name.startswith(("actor/", "reward/")) for name in one)
     assert (list(plain.folder.glob("global_step_*")), plain.rollouts) == ([], [])
     assert {name: one[name] for name in kept} == pytest.approx({name: other[name] for name in kept}, abs=1e-6)
-    assert json_lines(plain.folder / "generations.jsonl") == json_lines(parts.folder / "generations.jsonl")
+    assert read_lines(plain.folder / "generations.jsonl") == read_lines(parts.folder / "generations.jsonl")
     [greedy] = validated(*only, f"{OVERRIDE}.temperature=0", f"{OVERRIDE}.n=1", name="greedy").metrics
     assert (beside["val/greedy_accuracy"], beside["val/num_greedy_samples"]) == (greedy["val/accuracy"], 5)
-    verdicts = {row["prompt_id"]: row["greedy_accuracy"] for row in json_lines(both.folder / "generations.jsonl")}
+    verdicts = {row["prompt_id"]: row["greedy_accuracy"] for row in read_lines(both.folder / "generations.jsonl")}
     assert sum(verdicts.values()) / len(verdicts) == beside["val/greedy_accuracy"]
     assert {name: beside[name] for name in kept} == {name: one[name] for name in kept}
     assert "val/greedy_accuracy" not in one
@@ -239,7 +239,7 @@ def test_black_images_and_headroom_stand_beside_the_accuracy(
     assert row["val/num_blind_samples"] == row["val/num_samples"] == 15
     assert 0.0 <= row["val/blind_accuracy"] <= 1.0
     verdicts: dict[str, list[dict[str, Any]]] = {}
-    for each in json_lines(found.folder / "generations.jsonl"):
+    for each in read_lines(found.folder / "generations.jsonl"):
         verdicts.setdefault(each["prompt_id"], []).append(each)
     solved = [max(each["accuracy"] for each in of_one) - of_one[0]["greedy_accuracy"] for of_one in verdicts.values()]
     assert row["val/headroom"] == pytest.approx(sum(solved) / 5)

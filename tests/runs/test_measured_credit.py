@@ -16,16 +16,15 @@ import pytest
 import torch
 from generator_cases import reference_model
 from isolation import restored_process
+from json_files import read_lines, write_lines
 from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
     ONE_STEP,
     REWARD_FUNCTIONS,
     Train,
     checked_config,
-    json_lines,
     recorded_groups,
     reference_logits,
-    write_lines,
 )
 
 from cepo.commands.cli import main
@@ -82,7 +81,7 @@ def chance(tiny_run: list[str], tiny_model_folder: Path) -> Callable[[str, tuple
 
 def test_values_are_the_enumerated_chances(measured: Path, chance: Callable[[str, tuple[int, ...]], float]) -> None:
     """A mean of 48 verdicts lies within 4.5 standard errors of the chance that enumeration gives, for every prefix."""
-    traces = json_lines(measured / "traces.jsonl")
+    traces = read_lines(measured / "traces.jsonl")
     assert len(traces) == 9
     errors: list[float] = []
     for trace in traces:
@@ -97,7 +96,7 @@ def test_values_are_the_enumerated_chances(measured: Path, chance: Callable[[str
 
 
 def test_credit_adds_up_to_the_verdict(measured: Path) -> None:
-    for trace in json_lines(measured / "traces.jsonl"):
+    for trace in read_lines(measured / "traces.jsonl"):
         assert trace["values"][0] + sum(trace["credit"]) == pytest.approx(float(trace["correct"]), abs=1e-12)
         assert set(trace["advantages"]) == {"uniform", "grpo", "rlsd(scale=std)", "cepo(lambda_init=1)", "my_method"}
         lengths = {len(trace["tokens"]), len(trace["credit"]), len(trace["values"]) - 1}
@@ -115,7 +114,7 @@ def test_advantages_are_those_that_training_computes(measured: Path, once: Train
     }
     compared = [
         numpy.abs(numpy.subtract(learnt[name], trace["advantages"]["rlsd(scale=std)"])).max()
-        for trace in json_lines(measured / "traces.jsonl")
+        for trace in read_lines(measured / "traces.jsonl")
         if (name := (trace["prompt_id"], trace["response"])) in learnt
     ]
     assert len(compared) == 9
@@ -143,7 +142,7 @@ def test_an_ended_measurement_goes_on_to_the_same_results(
     left = int(re.search(r"([\d,]+) of them are left", said)[1].replace(",", ""))  # type: ignore[index]
     assert left == (len(rows) - 5) * NUMBER
     assert main([*credit_command, f"out={tmp_path}"]) == 0
-    assert len(json_lines(tmp_path / "continuations.jsonl")) == len(rows)
+    assert len(read_lines(tmp_path / "continuations.jsonl")) == len(rows)
     for name in ("credit.json", "credit.md", "traces.jsonl"):
         assert (tmp_path / name).read_bytes() == (measured / name).read_bytes(), name
 

@@ -14,21 +14,13 @@ import pytest
 import torch
 import yaml
 from generator_cases import picture, random_adapter, reference_model
+from json_files import write_lines
 from local_server import local_server
 from rounding import LOG_PROBS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training_runs import (
-    ONE_STEP,
-    Train,
-    checked_config,
-    differing,
-    encoded,
-    largest_gap,
-    reference_log_probs,
-    write_lines,
-)
+from training_runs import ONE_STEP, Train, checked_config, differing, encoded, largest_gap, reference_log_probs
 
 import cepo
 from cepo.commands.cli import main

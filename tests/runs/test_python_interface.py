@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 import pytest
-from training_runs import json_lines
+from json_files import read_lines
 
 import cepo
 from cepo.errors import DataError
@@ -89,7 +89,7 @@ def test_callbacks_get_the_values_of_each_verb_of_the_loop(trained: Trained) -> 
 def test_a_runs_records_are_data_frames_beside_its_page(trained: Trained, tmp_path: Path) -> None:
     """Two steps of 4 groups of 4; the advantages have one entry per token."""
     run, (witness, _) = trained
-    lines = json_lines(run.folder / "metrics.jsonl")
+    lines = read_lines(run.folder / "metrics.jsonl")
     recorded = {step: metrics for name, step, metrics in (call for call in witness.calls if call[0] == "record")}
     assert list(run.metrics.index) == [0, 1, 2]
     assert run.metrics.loc[2, "reward/mean"] == recorded[2]["reward/mean"] == lines[2]["reward/mean"]

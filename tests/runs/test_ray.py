@@ -15,8 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
+from json_files import read_lines
 from rounding import LOG_PROBS
-from training_runs import REPOSITORY, TWO_TEACHERS, Train, checked_config, json_lines, recorded_groups
+from training_runs import REPOSITORY, TWO_TEACHERS, Train, checked_config, recorded_groups
 
 from cepo.errors import EngineError, WorkerLostError
 from cepo.train import train as train_config
@@ -99,7 +100,7 @@ def test_2_workers_sample_and_learn_as_this_process(
     train_on_ray(*TWO_TEACHERS, TWO_WORKERS)
     here = once(*TWO_TEACHERS)
     assert responses(tmp_path) == responses(here.folder)
-    for row, other in zip(json_lines(tmp_path / "metrics.jsonl"), here.metrics, strict=True):
+    for row, other in zip(read_lines(tmp_path / "metrics.jsonl"), here.metrics, strict=True):
         compared = {name: value for name, value in other.items() if name.startswith(("actor/", "reward/", "evidence/"))}
         assert len(compared) > 10
         assert {name: row[name] for name in compared} == pytest.approx(compared, rel=1e-3, abs=LOG_PROBS)
@@ -121,7 +122,7 @@ def test_the_command_alone_prepares_its_cluster(tiny_run: list[str], tmp_path: P
     )
     assert done.returncode == 0, done.stderr
     assert "started Ray on this machine" in done.stderr
-    assert len(json_lines(tmp_path / "metrics.jsonl")) == 1
+    assert len(read_lines(tmp_path / "metrics.jsonl")) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_a_run_trains_on_after_a_worker_was_killed(
     caplog.set_level("INFO", logger="cepo")
     train_on_ray(*TWO_TEACHERS, TWO_WORKERS, f"worker.rollout.name={engine}", "trainer.save_freq=1")
     assert len(killed) == 1
-    rows = json_lines(tmp_path / "metrics.jsonl")
+    rows = read_lines(tmp_path / "metrics.jsonl")
     assert [(row["step"], row.get("faults/restarts")) for row in rows] == [(1, None), (2, 1.0)]
     assert [group[0] for group in responses(tmp_path)] == [1] * 4 + [2] * 4
     assert (tmp_path / "global_step_2" / "trainer_state.json").is_file()

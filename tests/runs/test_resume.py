@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from generator_cases import picture
+from json_files import read_lines
 from training_runs import (
     ONE_STEP,
     TWO_TEACHERS,
@@ -26,7 +27,6 @@ from training_runs import (
     around,
     checked_config,
     differing,
-    json_lines,
     run,
     shared_pool,
     whole,
@@ -176,7 +176,7 @@ def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
 
     monkeypatch.setattr("cepo.workers.checkpoint.write_shards", interrupt)
     assert main([*tiny_run, *TWO_STEPS, f"trainer.save_checkpoint_path={tmp_path}"]) == 130
-    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == [1]
+    assert [row["step"] for row in read_lines(tmp_path / "metrics.jsonl")] == [1]
     assert not list(tmp_path.glob("global_step_*"))
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from generator_cases import picture
 from image_files import encoded, exif
+from json_files import write_lines
 from PIL import Image
-from training_runs import TWO_TEACHERS, Train, write_lines
+from training_runs import TWO_TEACHERS, Train
 
 pytestmark = pytest.mark.heavy
 

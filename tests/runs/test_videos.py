@@ -16,18 +16,10 @@ import torch
 from generator_cases import picture, reference_model
 from image_files import encoded as encoded_image
 from image_files import grey_png
+from json_files import write_lines
 from PIL import Image
 from rounding import LOG_PROBS
-from training_runs import (
-    TWO_TEACHERS,
-    BuildActor,
-    Train,
-    encoded,
-    largest_gap,
-    random_response,
-    reference_log_probs,
-    write_lines,
-)
+from training_runs import TWO_TEACHERS, BuildActor, Train, encoded, largest_gap, random_response, reference_log_probs
 
 from cepo.config.schema import DataConfig
 from cepo.data.batch import ScoringRow, token_array

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pytest
 import torch
 from actors import parameters_of
 from factories import response_mask
+from json_files import read_lines
 from PIL import Image
 from torch import Tensor
 
@@ -65,7 +65,7 @@ class FinishedRun:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        return json_lines(self.folder / "metrics.jsonl")
+        return read_lines(self.folder / "metrics.jsonl")
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -174,15 +174,6 @@ def largest_gap(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
 def recorded_groups(folder: Path) -> list[dict[str, Any]]:
     """The trace of a run as plain values."""
     return [dataclasses.asdict(group) for group in read_rollouts(folder)]
-
-
-def json_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def write_lines(path: Path, rows: Iterable[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def write_pictured(path: Path, problems: Iterable[tuple[Sequence[Image.Image], str, str]]) -> Path:

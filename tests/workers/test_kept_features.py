@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
 import pytest
-import torch.distributed as dist
 from actors import build_actor
 from PIL import Image
 
 from cepo.data.batch import ScoringRow, token_array
 from cepo.microgeo.world import ASSETS
 from cepo.models.processing import Processing
-from cepo.workers.distributed import data_parallel_mesh
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_rank() -> Iterator[None]:
-    data_parallel_mesh(-1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def test_features_of_images_are_freed_at_the_end_of_a_step() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,26 +16,19 @@ from cepo.workers.memory import (
     ASLEEP_BYTES,
     MEASURED,
     Memory,
-    ModelShape,
     bound_in_passes,
     estimate_memory,
     fit,
     require_memory,
-    shape_of,
     with_sleep_decided,
 )
 from cepo.workers.pass_sizes import with_numbers
-from testing.published_models import PUBLISHED_SIZES, published_config
+from testing.published_models import PUBLISHED_SIZES, published_shape
 
 GIB = 2**30
 PARAMETERS, TOWER, ADAPTER = 2_127_532_032, 406_957_056, 17_432_576
 IN_FLOAT32 = "worker.actor.fsdp.torch_dtype=fp32"
 FULL = ["worker.actor.model.lora.rank=0", IN_FLOAT32]
-
-
-@cache
-def published_shape(size: str) -> ModelShape:
-    return shape_of(published_config(size))
 
 
 def memory(*settings: str, size: str = "2B") -> Memory:

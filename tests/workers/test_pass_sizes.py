@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from cepo.config.worker_schema import ActorConfig
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
-from cepo.workers.memory import Memory, ModelShape, TokenBytes, engine_in_passes, shape_of, token_bytes
+from cepo.workers.memory import Memory, TokenBytes, engine_in_passes, token_bytes
 from cepo.workers.pass_sizes import (
     WITHOUT_CARD,
     PassNeeds,
@@ -28,7 +27,7 @@ from cepo.workers.pass_sizes import (
     sizes_of,
     with_numbers,
 )
-from testing.published_models import published_config
+from testing.published_models import published_shape
 from testing.rows import build_rows, gradients_of, optimizer_batch
 from testing.shapes import MICRO, write_checkpoint
 
@@ -39,11 +38,6 @@ ROW = 3_072
 
 def settings(*arguments: str) -> ActorConfig:
     return load_config(["config=configs/geo3k/cepo.yaml", *arguments]).worker.actor
-
-
-@cache
-def published_shape(size: str) -> ModelShape:
-    return shape_of(published_config(size))
 
 
 def needs(size: str = "2B", *arguments: str, base: float = 12 * GB, tokens: int = ROW) -> PassNeeds:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from actors import build_actor, parameters_of
 from torch import Tensor
 
@@ -15,14 +13,9 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.microgeo.world import ASSETS
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, load_weights, save_state
-from cepo.workers.distributed import data_parallel_mesh, whole_tensor
+from cepo.workers.distributed import whole_tensor
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_rank() -> Iterator[None]:
-    data_parallel_mesh(-1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def moved(actor: Actor, seed: int) -> None:

@@ -6,12 +6,11 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -20,16 +19,10 @@ from torch import Tensor
 
 from cepo.errors import CheckpointError
 from cepo.workers.checkpoint import Shards, load_shards, write_shards
-from cepo.workers.distributed import data_parallel_mesh
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 FILE = "rank_0_of_1.safetensors"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_rank() -> Iterator[None]:
-    data_parallel_mesh(-1)
-    yield
-    dist.destroy_process_group()
 
 
 def state() -> dict[str, Tensor]:

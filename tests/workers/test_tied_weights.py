@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from actors import build_actor, parameters_of
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -18,17 +16,11 @@ from cepo.errors import CheckpointError
 from cepo.microgeo.world import ASSETS
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import SHARDS, Shards, load_state, load_weights, save_state, trained_state, write_shards
-from cepo.workers.distributed import data_parallel_mesh
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 EMBEDDINGS = "model.model.model.language_model.embed_tokens.weight"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_rank() -> Iterator[None]:
-    data_parallel_mesh(-1)
-    yield
-    dist.destroy_process_group()
 
 
 def actor_of(rank: int, *, moved: bool = False) -> Actor:
