@@ -276,6 +276,9 @@ def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, 
     return attended
 
 
+_TRIAL = SegmentLayout(starts=(0, 150, 270, 3 * BLOCK_SIZE), branch_ends=(3 * BLOCK_SIZE, 270, 3 * BLOCK_SIZE))
+"""The layout of the trial before the first pass: a prompt with two branches, which begin and end inside blocks."""
+
 PackedAttention = Callable[[Tensor, Tensor, Tensor, "PackedMask", float], Tensor]
 """A function of query, key, value, block mask and scale that returns what the query attends to."""
 
@@ -350,27 +353,37 @@ def _require_gradients(
 
     A kernel that is too large for the device fails here, and one that computes something else is found.
     """
-    # A prompt with two branches, which begin and end inside blocks.
-    layout = SegmentLayout(starts=(0, 150, 270, 3 * BLOCK_SIZE), branch_ends=(3 * BLOCK_SIZE, 270, 3 * BLOCK_SIZE))
     draw = torch.Generator().manual_seed(0)
     inputs: list[Tensor] = []
     for number_of_heads in (heads, key_heads, key_heads):
-        inputs.append(torch.randn(1, number_of_heads, layout.num_tokens, width, generator=draw).to(dtype))
-    exact = [tensor.double().requires_grad_() for tensor in inputs]
-    here = [tensor.to(device).requires_grad_() for tensor in inputs]
-    wanted = attend_by_parts(exact[0], exact[1], exact[2], layout, scale)
+        tokens = torch.randn(1, number_of_heads, _TRIAL.num_tokens, width, generator=draw)
+        inputs.append(tokens.to(dtype))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return compiled("inductor")(query, key, value, packed_mask(_TRIAL, device), scale)
+
+    def attend_exactly(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attend_by_parts(query, key, value, _TRIAL, scale)
+
     try:
-        found = compiled("inductor")(here[0], here[1], here[2], packed_mask(layout, device), scale)
-        gradients = torch.autograd.grad(found.sum(), here)
+        found = _with_gradients(attend, inputs, device, dtype)
     except RuntimeError as error:  # a kernel that this device, driver or torch build cannot run
         raise _cannot_pack(f"{type(error).__name__}: {error}") from error
-    exact_gradients = torch.autograd.grad(wanted.sum(), exact)
-    gap = 0.0
-    for result, reference in zip((found.detach(), *gradients), (wanted.detach(), *exact_gradients), strict=True):
-        distance = (result.cpu() - reference).norm() / reference.norm()
-        gap = max(gap, float(distance.nan_to_num(nan=float("inf"))))
-    if gap > _LARGEST_GAP[dtype]:
-        raise _cannot_pack(f"attention or its gradients differ by {gap:.1e} of their norm from those in float64")
+    wanted = _with_gradients(attend_exactly, inputs, torch.device("cpu"), torch.float64)
+    for name, tensor, reference in zip(("output", "query", "key", "value"), found, wanted, strict=True):
+        gap = float((tensor.cpu() - reference).norm() / reference.norm())
+        if not gap <= _LARGEST_GAP[dtype]:  # also if it is no number
+            what = "attention" if name == "output" else f"attention's gradient of the {name}"
+            raise _cannot_pack(f"{what} differs by {gap:.1e} of its norm from that in float64")
+
+
+def _with_gradients(
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor], inputs: list[Tensor], device: torch.device, dtype: torch.dtype
+) -> list[Tensor]:
+    """Returns what queries attend to, and the gradients of its sum in queries, keys and values."""
+    query, key, value = (tensor.to(device, dtype).requires_grad_() for tensor in inputs)
+    attended = attend(query, key, value)
+    return [attended.detach(), *torch.autograd.grad(attended.sum(), [query, key, value])]
 
 
 def _cannot_pack(reason: str) -> EngineError:

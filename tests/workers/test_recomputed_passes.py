@@ -72,7 +72,7 @@ def test_attention_of_other_gradients_is_refused_at_once(monkeypatch: pytest.Mon
         with (
             contextlib.nullcontext()
             if is_right
-            else pytest.raises(EngineError, match=r"its gradients differ by .*padding_free=false")
+            else pytest.raises(EngineError, match=r"gradient of the key differs by .*padding_free=false")
         ):
             segments._require_gradients(*sizes)
     segments._require_gradients.cache_clear()
