@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
-_LATE_BEFORE_REFUSAL = 2
-"""After so many late calls for one sample, none before or between with a score, a function is refused."""
+_LATE_BEFORE_REFUSAL = 3
+"""If so many calls for one sample are late, and none has ended yet, a function is refused."""
 _ROUNDING = 1e-6
 """By how much a fraction may leave 0..1."""
 
@@ -164,7 +164,7 @@ class RewardPool:
         self._fields: dict[str, None] = {"overall": None}  # of all scores so far, in the order in which they came
         self._is_closed = False
         self._has_scored = False
-        self._has_returned = False  # a score, be it for a trial
+        self._has_answered = False  # by a score or an error, be it for a trial
         self._num_late_alone = 0  # calls for one sample, before any score
         self._reported: set[str] = set()  # what a warning has named, once for all calls
         self._report_lock = threading.Lock()
@@ -255,13 +255,13 @@ class RewardPool:
             )
 
     def _refuse_what_always_hangs(self) -> None:
-        """Raises `RewardError` for a function that was late for each single sample so far and never returned a score.
+        """Raises `RewardError` for a function that was late for each single sample so far.
 
         Else a first step would wait for each of its responses before `require_a_score` refuses the function.
         """
         with self._report_lock:
             self._num_late_alone += 1
-        if not self._has_returned and self._num_late_alone >= _LATE_BEFORE_REFUSAL:
+        if not self._has_answered and self._num_late_alone >= _LATE_BEFORE_REFUSAL:
             raise RewardError(
                 f"{self.spec} returned no score within worker.reward.timeout_seconds={self._timeout_seconds:g} for any of the "
                 f"first {self._num_late_alone} samples, each alone: nothing can be learnt from it. Raise the limit if that is "
@@ -346,13 +346,15 @@ class RewardPool:
         finally:
             self._idle.append(worker)
         if status == "done":
-            self._has_returned = self._has_returned or action == "score"
+            self._has_answered = self._has_answered or action == "score"
             return value
         if status == "refused":
             raise RewardError(value)
         if len(items) == 1:
-            if value.timed_out and action == "score":
-                self._refuse_what_always_hangs()
+            if action == "score":
+                self._has_answered = self._has_answered or not value.timed_out
+                if value.timed_out:
+                    self._refuse_what_always_hangs()
             return [value]
         if value.timed_out:
             self._report_late(action)

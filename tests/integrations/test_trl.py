@@ -248,7 +248,7 @@ def test_columns_and_rewards_that_are_missing_are_named(tmp_path: Path) -> None:
     with_canned(trainer, responses_to(trainer, rows, FOUR))
     with pytest.raises(DataError, match="no column 'gold'"):
         advantages_of(trainer, rows)
-    with pytest.raises(ConfigError, match="correct_by 'right' is not among correct"):
+    with pytest.raises(ConfigError, match="correct_by 'right' is not among of_completions"):
         trl_trainer(rows, tmp_path, correct_by="right")
     rows[0]["answer"] = ""
     with pytest.raises(DataError, match="column 'answer' of a row is empty"):

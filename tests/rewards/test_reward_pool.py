@@ -127,11 +127,11 @@ def test_a_function_that_never_scored_is_refused_with_its_lines() -> None:
 
 
 def test_a_function_that_always_hangs_is_refused_at_once() -> None:
-    """It waits for a trial, for a batch and for one sample of it, not for each of 32 samples."""
+    """It waits for a trial, for a batch and for two samples of it, not for each of 32 samples."""
     with _pool(limit=0.5) as pool:
         assert pool.trial(_samples("hang")[0]) is not None
         start = time.monotonic()
-        with pytest.raises(RewardError, match=r"timeout_seconds=0\.5 for any of the first 2 samples, each alone"):
+        with pytest.raises(RewardError, match=r"timeout_seconds=0\.5 for any of the first 3 samples, each alone"):
             pool.score(_samples(*["hang"] * 32))
         assert time.monotonic() - start < 8
         outcome = pool.score(_samples("good", "hang", "hang"))
