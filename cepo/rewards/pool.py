@@ -79,13 +79,28 @@ class WorkerProcess:
     def received(self, seconds: float) -> tuple[str, Any]:
         """Returns the next message. A pause of this process and the worker's costs 1 s of the time at most.
 
-        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended.
+        Raises `TimeoutError` if it is late or stops within its message, `EOFError` or `OSError` if the process has ended.
         """
         while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
             seconds -= _LONGEST_LOOK_SECONDS
             if seconds <= 0:
                 raise TimeoutError
-        return self._connection.recv()
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            self.process.kill()
+
+        timer = threading.Timer(max(seconds, 0.1), end)  # a worker that is stopped within a message must not block us
+        timer.start()
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            if is_late.is_set():
+                raise TimeoutError from error
+            raise
+        finally:
+            timer.cancel()
 
     def kill(self) -> str:
         """Kills the process and those of its group; describes how it ended."""
@@ -165,7 +180,7 @@ class RewardPool:
         self._is_closed = False
         self._has_scored = False
         self._has_answered = False  # by a score or an error, be it for a trial
-        self._num_late_alone = 0  # calls for one sample, before any score
+        self._num_late_alone = 0  # late calls for one sample
         self._reported: set[str] = set()  # what a warning has named, once for all calls
         self._report_lock = threading.Lock()
         self._num_workers = config.num_cpus

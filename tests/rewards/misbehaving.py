@@ -31,6 +31,9 @@ def one(sample):
         with open(sample["pid_file"], "w") as file:
             file.write(str(child.pid))
         time.sleep(600)
+    if response == "part of a message":
+        os.write(int(sys.argv[1]), b"\0\1")  # of the four bytes of a length
+        time.sleep(600)
     if response == "print":
         print("to standard output", flush=True)  # noqa: T201
         os.write(1, b"and past Python\n")

@@ -136,6 +136,16 @@ def test_a_function_that_always_hangs_is_refused_at_once() -> None:
         assert outcome.num_timed_out == 2, "once there was a score, a hang costs its own sample"
 
 
+def test_a_worker_that_stops_within_its_reply_costs_the_limit() -> None:
+    """A reply has begun, so that the connection has something to read, and never ends."""
+    with _pool() as pool:
+        outcome = pool.score(_samples("good", "part of a message"))
+    assert [score["overall"] for score in outcome.scores] == [4.0, 0.0]
+    assert (outcome.num_raised, outcome.num_timed_out) == (0, 1)
+    assert outcome.first_failure is not None
+    assert "no score within 1 s" in outcome.first_failure.reason
+
+
 def test_a_trial_tells_what_raises_from_what_returns_no_score(
     one_worker: RewardPool, caplog: pytest.LogCaptureFixture
 ) -> None:
