@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -196,18 +197,23 @@ def _arguments(file: Path | str | None, settings: dict[str, Any] | None) -> list
             f"settings are a dict by dotted name, such as {{'trainer.max_steps': 20}}, got a {type(settings).__name__}"
         )
     for key, value in (settings or {}).items():
-        if callable(value):
-            raise ConfigError(f"{key} is a function; write it into a file and name it: 'FILE.py:FUNCTION'")
-        is_table = isinstance(value, list) and any(isinstance(row, Mapping) for row in value)
-        try:
-            text = None if is_table else str(value) if isinstance(value, str | Path) else json.dumps(value)
-        except TypeError:
-            text = None
-        if text is None:
-            kind = "list of rows" if is_table else type(value).__name__
-            raise ConfigError(
-                f"{key} has a {kind}; accepted: texts, numbers, lists and dicts of them, and None. Data are "
-                "named by a file, a folder or a hub name; write a table of your own as Parquet or JSON lines"
-            )
-        words.append(f"{key}={text}")
+        words.append(f"{key}={_written(key, value)}")
     return words
+
+
+def _written(key: str, value: object) -> str:
+    """Returns a setting's value as it is written on a command line; raises `ConfigError` for one that cannot be."""
+    if callable(value):
+        raise ConfigError(f"{key} is a function; write it into a file and name it: 'FILE.py:FUNCTION'")
+    if isinstance(value, str | Path):
+        return str(value)
+    kind = type(value).__name__
+    if isinstance(value, list) and any(isinstance(row, Mapping) for row in value):
+        kind = "list of rows"
+    else:
+        with contextlib.suppress(TypeError):
+            return json.dumps(value)
+    raise ConfigError(
+        f"{key} has a {kind}; accepted: texts, numbers, lists and dicts of them, and None. Data are "
+        "named by a file, a folder or a hub name; write a table of your own as Parquet or JSON lines"
+    )

@@ -256,7 +256,11 @@ class MethodAdapter:
     def _placed(self, reference: Reference, row: Row) -> Hint | None:
         """Returns what remains of a reference to show; None if its text is empty, or the row has no images to leave out."""
         if isinstance(reference, ImageReference):
-            assert reference.masked is None, "methods that mask images are refused, by `masks_images`"
+            if reference.masked is not None:
+                raise ConfigError(
+                    "this method masks images, for which other trainers have no teachers; say so by its class with "
+                    "masks_images = True, and train it with cepo train"
+                )
             return Hint() if row.has_images else None
         assert isinstance(reference, WordedReference)
         text = self._wording.reference_text(reference)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _PIXELS_AND_GRIDS = (("pixel_values", "image_grid_thw"), ("pixel_values_videos", "video_grid_thw"))
-DEFAULT_PATCH_SIZE = 14
+_DEFAULT_PATCH_SIZE = 14
 """Side of a patch in pixels for towers that state none; that of Qwen2-VL, Qwen2.5-VL and SigLIP."""
 
 
 def patch_size_of(config: PreTrainedConfig) -> int:
     """Returns the side in pixels of the patches of a model's vision tower."""
     vision_config: Any = config.vision_config  # type: ignore[attr-defined]
-    size = getattr(vision_config, "patch_size", None) or DEFAULT_PATCH_SIZE
+    size = getattr(vision_config, "patch_size", None) or _DEFAULT_PATCH_SIZE
     return size if isinstance(size, int) else int(size[0])  # InternVL states height and width, which are equal
 
 

@@ -16,7 +16,10 @@ _Result = TypeVar("_Result")
 
 
 def checks_types(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Makes a function refuse an argument of another type than it declares, by a `ConfigError` that names both."""
+    """Makes a function refuse an argument of another type than it declares, by a `ConfigError` that names both.
+
+    Arguments are passed on as they are, which pydantic's own `validate_call` would convert.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)

@@ -197,6 +197,8 @@ def test_a_row_without_an_image_has_grpos_advantages_from_visual(tmp_path: Path)
     mixed = [Row((), [], "1", None, has_images) for has_images in (True, False)]
     hints = [seen._credit._placed(ImageReference(), row) for row in mixed]
     assert hints == [Hint(), None], "each row of a mixed batch for itself"
+    with pytest.raises(ConfigError, match=r"masks_images = True, and train it with cepo train"):
+        seen._credit._placed(ImageReference(masked=0.5), mixed[0])
 
 
 def test_grpo_passk_teaches_the_single_right_rollout(tmp_path: Path) -> None:
