@@ -9,9 +9,9 @@ Memory that a kernel does not write is no number. The variable must be set befor
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,31 +53,33 @@ class Kernel:
         self._function[(-(-entries // ENTRIES_OF_PROGRAM),)](*arguments, XBLOCK=ENTRIES_OF_PROGRAM)
 
 
-def kernel(name: str, source: str, device_str: str) -> Kernel:
-    """Stands for inductor's compiler: returns the kernel of a source, which Triton interprets."""
+def kernel(folder: Path, name: str, source: str, device_str: str) -> Kernel:
+    """Stands for inductor's compiler: returns the kernel of a source, which Triton interprets from a file in `folder`."""
     from torch._inductor.runtime import triton_heuristics
 
     def interpreted(**settings: Any) -> Callable[[Any], Kernel]:
         return lambda function: Kernel(function, settings["inductor_meta"])
 
     kinds = {kind: getattr(triton_heuristics, kind) for kind in KINDS_OF_KERNELS}
-    # Triton reads a kernel's source from its file.
-    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
-        file.write(_on_processor(source))
-    names: dict[str, Any] = {"__file__": file.name, "__name__": name}
+    file = folder / f"{name}.py"
+    text = _on_processor(source)
+    file.write_text(text, encoding="utf-8")
+    names: dict[str, Any] = {"__file__": str(file), "__name__": name}
     try:
         for kind in kinds:
             setattr(triton_heuristics, kind, interpreted)
-        exec(compile(_on_processor(source), file.name, "exec"), names)
+        exec(compile(text, file, "exec"), names)
     finally:
         for kind, decorator in kinds.items():
             setattr(triton_heuristics, kind, decorator)
     return names[name]
 
 
-def graph(source: str) -> Callable[[list[Any]], Sequence[Any]]:
-    """Returns the function of a compiled graph's source, for tensors on the processor."""
-    names: dict[str, Any] = {"_compiler": SimpleNamespace(triton=kernel), "_empty": _empty, "__name__": "graph"}
+def graph(folder: Path, source: str) -> Callable[[list[Any]], Sequence[Any]]:
+    """Returns the function of a compiled graph's source, for tensors on the processor; the new `folder` gets its kernels."""
+    folder.mkdir()
+    compiler = SimpleNamespace(triton=functools.partial(kernel, folder))
+    names: dict[str, Any] = {"_compiler": compiler, "_empty": _empty, "__name__": "graph"}
     exec(compile(_on_processor(source), "<graph>", "exec"), names)
     return names["call"]
 
@@ -95,10 +97,10 @@ def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Te
 
 def main(folder: Path) -> None:
     call = torch.load(folder / "call.pt")
-    output, *saved = graph(call["forward"])(list(call["arguments"]))
+    output, *saved = graph(folder / "forward", call["forward"])(list(call["arguments"]))
     sizes = [value for value in saved if isinstance(value, int)]
     tensors = [value for value in saved if isinstance(value, Tensor)]
-    found = graph(call["backward"])([*sizes, *tensors, call["gradient"]])
+    found = graph(folder / "backward", call["backward"])([*sizes, *tensors, call["gradient"]])
     gradients = [value for value in found if isinstance(value, Tensor)]
     torch.save({"output": output, "gradients": gradients}, folder / "results.pt")
 
