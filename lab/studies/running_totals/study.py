@@ -106,6 +106,15 @@ class World:
         """The folder of the model."""
         return self.folder / self.style / "model"
 
+    @property
+    def teacher(self) -> Path:
+        """The folder of the frozen model that teaches, where a plan has one."""
+        return self.folder / self.style / "teacher"
+
+    def with_models(self, text: str) -> str:
+        """Returns the text with the folders that `{model}` and `{teacher}` stand for."""
+        return text.replace("{model}", str(self.model)).replace("{teacher}", str(self.teacher))
+
     def data(self, name: str) -> Path:
         """Returns the file of these problems."""
         return self.folder / self.style / f"{name}.jsonl"
@@ -159,7 +168,7 @@ class Run:
         if self.arm.plugin is not None:
             settings.append(f"trainer.plugins=[{ROOT / self.arm.plugin}]")
         for key, value in self.arm.settings.items():
-            settings.append(f"algorithm.{key}={value}".replace("{model}", str(of_style.model)))
+            settings.append(of_style.with_models(f"algorithm.{key}={value}"))
         return settings
 
 
