@@ -170,7 +170,7 @@ def test_a_blind_teacher_has_no_image_token(
     row = [
         ScoringRow(context=context, response_ids=token_array([65, 66, 67])) for context in (student, teacher, text_only)
     ]
-    assert [len(scores) for scores in build_actor().score_teacher(row)] == [3, 3, 3]
+    assert [len(scores) for scores in build_actor().score(row)] == [3, 3, 3]
 
 
 def masked_by_hand(image: Image.Image, seed: str, probability: float, patch_size: int) -> Image.Image:

@@ -87,7 +87,7 @@ def sampled(settings: Sequence[str], *, methods: str, prompts: int, folder: Path
         settings=[*settings, f"data.rollout_batch_size={prompts}", f"worker.actor.global_batch_size={prompts}"],
         out=str(folder),
     )
-    with opened(plan.config, plan.actor) as session:
+    with opened(plan.config, plan.actor, plan.methods.values()) as session:
         rollouts = session.sample(0, with_baselines=False)
         _, *signals = signals_of(rollouts, plan.methods, session)  # the first is uniform credit
         tokenizer = session.processing.tokenizer
