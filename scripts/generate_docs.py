@@ -20,7 +20,6 @@ from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, all_settings, method_settings, settings_of
-from cepo.config.other_programs import NAMES
 from cepo.config.schema import RunSettings
 from cepo.files.trees import Tree, leaves
 from cepo.models.families import FAMILIES
@@ -256,51 +255,6 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-_INTRODUCTIONS = {
-    "TRL and transformers": "[cepo inside TRL](trl.md) keeps TRL's trainer and its names.",
-    "ms-swift": (
-        "ms-swift names a model by `--model` and chooses the method by `--rlhf_type`. Its reward plug-ins and ORM "
-        "classes take completions; here a [reward](rewards.md) is a function of a list of samples. Its data sets in "
-        "`messages` form are read as they are ([data](data.md)): `data.prompt_key=messages`, and the answer is the "
-        "column that data.answer_key names (`solution` in ms-swift). Adapters and merged models that it saves load by "
-        "`worker.actor.model.model_path` once they are merged (`swift export --merge_lora true`)."
-    ),
-    "accelerate and torchrun": (
-        "`cepo train` starts one worker per device itself, and refuses to be started by a launcher. There is no file of "
-        "accelerate to write."
-    ),
-    "verl": "[cepo inside verl](verl.md) keeps verl's trainer and its names.",
-    "the CEPO authors' fork of EasyR1": "[From EasyR1](from-easyr1.md#the-authors-fork) has what differs in their meaning.",
-    "earlier versions of EasyR1": "[From EasyR1](from-easyr1.md#keys-that-differ) has the keys of the present version.",
-}
-
-
-def other_programs_page() -> str:
-    """Returns the page that lists other programs' settings with ours."""
-    parts = [
-        "# Settings of other programs",
-        "Each of these names, with or without dashes, in a file or as an argument, ends a command with what to write in its "
-        "place. All unknown keys are listed at once, in the order of the file. V stands for the value.\n\n"
-        "This page is generated from `cepo/config/other_programs/names.yaml`.",
-    ]
-    for program, names in NAMES.items():
-        parts.append(f"## {program[0].upper()}{program[1:]}")
-        if program in _INTRODUCTIONS:
-            parts.append(_INTRODUCTIONS[program])
-        rows = ["| there | here |", "| --- | --- |"]
-        names_of: dict[str, list[str]] = {}
-        for name, replacement in names.items():
-            names_of.setdefault(replacement, []).append(f"`{name}`")
-        for replacement, alike in names_of.items():
-            here = replacement[1:-1] if replacement.startswith("(") else f"`{replacement}`"
-            rows.append(f"| {', '.join(alike)} | {_cell(here)} |")
-        parts.append("\n".join(rows))
-    lines: list[str] = []
-    for line in "\n\n".join(parts).splitlines():
-        lines += [line] if line.startswith(("|", "#")) or not line else textwrap.wrap(line, 100)
-    return "\n".join(lines) + "\n"
-
-
 def file_schema() -> Tree:
     """Returns the JSON schema for editors, with the own settings of all registered methods.
 
@@ -349,7 +303,6 @@ def main() -> int:
     pages = {
         DOCS / "configuration.md": document(),
         DOCS.parent / "configs" / "schema.json": json.dumps(file_schema(), indent=1) + "\n",
-        DOCS / "other-programs.md": other_programs_page(),
         moving: with_tables(moving, easyr1_tables()),
         cards: with_tables(cards, {"memory": memory_table()}),
         models: with_tables(models, {"families": family_lines()}),
