@@ -38,7 +38,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
     """TRL's GRPOTrainer whose tokens have the advantages (B, T) of a method of cepo.
 
     Every process gathers the rollouts and log-probs of all, so that groups may be spread over processes, and computes
-    the same signal. Tokens that a tool wrote have no advantage and no evidence. `docs/trl.md` lists what TRL's settings
+    the same signal. Tokens that a tool wrote have no advantage and no evidence. `docs/trl-and-verl.md` lists what TRL's settings
     mean here.
 
     Args:

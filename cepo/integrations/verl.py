@@ -17,7 +17,7 @@ import torch
 try:
     import transfer_queue as tq  # pyright: ignore[reportMissingImports]
 except ModuleNotFoundError as error:
-    what = "pip install 'verl[verl-core,vllm]==0.9.1', in an environment of its own: docs/verl.md"
+    what = "pip install 'verl[verl-core,vllm]==0.9.1', in an environment of its own: docs/trl-and-verl.md"
     raise ModuleNotFoundError(f"{__name__} needs verl: {what}", name=error.name) from error
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
@@ -74,7 +74,7 @@ class CepoTrainer(get_trainer_cls("sync")):
     """verl's synchronous trainer whose tokens have the advantages (B, T) of a method of cepo.
 
     A teacher reads the row's own prompt tokens with the reference's tokens spliced in, the row's pixel tensors, and
-    positions computed anew. verl's actor workers score it as they score the student. `docs/verl.md` lists what verl's
+    positions computed anew. verl's actor workers score it as they score the student. `docs/trl-and-verl.md` lists what verl's
     settings mean here. Raises `ConfigError`: the method or a setting is unknown, or needs what verl lacks.
     """
 

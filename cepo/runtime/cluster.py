@@ -48,7 +48,7 @@ def connect(trainer: TrainerConfig) -> None:
     if not address and trainer.nnodes > 1:
         raise ConfigError(
             f"trainer.nnodes={trainer.nnodes}, but there is no address of a Ray cluster: set trainer.ray_address or "
-            "RAY_ADDRESS (docs/multi-node.md has the commands)"
+            "RAY_ADDRESS (docs/gpus.md has the commands)"
         )
     handler = signal.getsignal(signal.SIGTERM)  # the run's own, which says how to resume; Ray installs another one
     try:
@@ -94,7 +94,7 @@ def _join(address: str) -> None:
         raise ConfigError(
             f"this process cannot join a Ray cluster at '{address}' ({error}). Start one with `ray start --head`, and give the "
             "address it prints as trainer.ray_address or RAY_ADDRESS. A cluster with a token needs RAY_AUTH_MODE=token here too "
-            f"(it is {mode}), and the same token on all machines: docs/multi-node.md"
+            f"(it is {mode}), and the same token on all machines: docs/gpus.md"
         ) from error
 
 

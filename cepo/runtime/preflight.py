@@ -62,7 +62,7 @@ def require_one_process(environment: Mapping[str, str] = os.environ) -> None:
             raise ConfigError(
                 f"{launcher} has started this as process {environment[own_number]} of {num_processes} ({variable}), and each "
                 "of them would train a model of its own in the same run folder. cepo starts one worker per device itself: run "
-                "`cepo train config=FILE trainer.n_gpus_per_node=N` without the launcher (several machines: docs/multi-node.md)"
+                "`cepo train config=FILE trainer.n_gpus_per_node=N` without the launcher (several machines: docs/gpus.md)"
             )
 
 
@@ -182,7 +182,7 @@ def check_devices(trainer: TrainerConfig) -> str:
             raise ConfigError(
                 f"trainer.nnodes={trainer.nnodes} needs a Ray cluster of {trainer.nnodes} machines, and none is named. Run "
                 "`ray start --head` on this machine and the command that it prints on the others, then add "
-                "trainer.ray_address=auto: docs/multi-node.md"
+                "trainer.ray_address=auto: docs/gpus.md"
             )
         return "those of the Ray cluster"
     require_usable_torch()

@@ -3,7 +3,7 @@
 #   bash scripts/geo3k/train.sh NAME [2b|4b] [a.b.c=value ...]
 # NAME is a file of configs/geo3k without its ending: a method, or a path below it such as own_paper/NAME.
 # Variables, all optional:
-#   NUM_GPUS     devices on each machine, 1 to 8 (1); NUM_NODES machines (1), see docs/multi-node.md
+#   NUM_GPUS     devices on each machine, 1 to 8 (1); NUM_NODES machines (1), see docs/gpus.md
 #   MODEL_PATH   a folder or hub name in place of Qwen/Qwen3-VL-2B-Instruct or -4B-Instruct
 #   TRAIN_FILES  a file, folder or hub name with @split, in place of the hub's training set; VAL_FILES the same for validation
 #   CHECKPOINTS  the folder of run folders (checkpoints in the checkout)

@@ -1,4 +1,4 @@
-"""Which spellings are equal: the rows of `data/equal_answers.json` and of the table of docs/answers.md."""
+"""Which spellings are equal: the rows of `data/equal_answers.json` and of the table of docs/rewards.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from cepo.answers import equal, normal_form
 
 DATA = Path(__file__).parent / "data"
-PAGE = Path(__file__).parents[2] / "docs" / "answers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
 CELLS = re.compile(r"(?<!\\)\|")
 SPELLING = re.compile(r"`([^`]+)`")
 

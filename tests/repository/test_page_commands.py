@@ -37,7 +37,7 @@ COMMANDS = [
 def test_an_array_of_settings_is_put_into_its_commands() -> None:
     page = """```bash\nOWN=(a=1\n     'b=[2]')\ncepo train config=x "${OWN[@]}" \\\n    c=3  # why\ncepo train $MORE\n```\n"""
     assert commands_of(page) == [["config=x", "a=1", "b=[2]", "c=3"]]
-    assert {"own-data", "settings-that-matter", "methods", "data"} <= {name for name, _ in COMMANDS}
+    assert {"own-data", "configuration", "methods", "data"} <= {name for name, _ in COMMANDS}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from lab.studies.support.study_statistics import BySeed, cell, p_text, p_value, 
 from lab.support.machine import ROOT
 from lab.support.tables import table
 
-PAGE = ROOT / "docs" / "running-totals.md"
+PAGE = ROOT / "lab" / "notes" / "running-totals.md"
 Measure = Callable[[Record], float]
 ByArm = Mapping[str, BySeed]
 
