@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plan", type=Path, default=FOLDER / "plan.yaml")
     options = parser.parse_args(argv)
     plan = read_plan(options.plan)
-    world = World(folder=options.world.absolute(), style=options.style) if options.world else None
+    world = World(folder=options.world.absolute(), style=options.style, config=plan.config) if options.world else None
     out: Path | None = options.out.absolute() if options.out else None
     if options.command == "records":
         from lab.studies.running_totals.tables import write_records

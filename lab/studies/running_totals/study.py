@@ -53,6 +53,11 @@ class Plan:
     charts_folder: Path = ROOT / "docs" / "images"
 
     @property
+    def config(self) -> Path:
+        """The configuration of the world; the plan names it if it is not that of `running_totals`."""
+        return ROOT / self.written.get("config", CONFIG)
+
+    @property
     def program(self) -> str:
         """The name of the tables that the page has of this plan."""
         return f"lab.studies.{self.written['name']}"
@@ -100,6 +105,7 @@ class World:
 
     folder: Path
     style: Style
+    config: Path = CONFIG
 
     @property
     def model(self) -> Path:
@@ -131,9 +137,10 @@ class World:
     def settings(self, *, train: str, held_out: str) -> list[str]:
         """Returns the settings of `cepo` for this world."""
         return [
-            f"config={CONFIG}",
+            f"config={self.config}",
             f"data.train_files={self.data(train)}",
             f"data.val_files={self.data(held_out)}",
+            f"data.image_dir={self.folder / self.style}",
             f"worker.actor.model.model_path={self.model}",
             f"worker.reward.reward_function={FOLDER}/reward.py:compute_score",
             f"worker.reward.answer_function={FOLDER}/reward.py:final_answer",
@@ -154,7 +161,7 @@ class Run:
 
     def settings(self, plan: Plan, world: Path) -> list[str]:
         """Returns the settings of `cepo train` but for the seed and the folder."""
-        of_style = World(folder=world, style=self.arm.style)
+        of_style = World(folder=world, style=self.arm.style, config=plan.config)
         settings = of_style.settings(train=self.arm.data, held_out="held_out")
         settings += [
             f"algorithm.adv_estimator={self.arm.estimator}",
