@@ -63,7 +63,6 @@ def objective(
     *,
     teacher_divergence: Float[Tensor, "R T"] | None = None,
     divergence_settings: DivergenceConfig | None = None,
-    reference_divergence: Float[Tensor, "R T"] | None = None,
     entropies: TokenEntropies | None = None,
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """Computes the loss with metrics, for a token the sum of its terms:
@@ -75,7 +74,6 @@ def objective(
     Args:
         log_probs: of the sampled tokens, with gradient.
         teacher_divergence: between student and teacher, with gradient; None without distillation.
-        reference_divergence: KL(P_student || P_reference) over the vocabulary, with gradient, for the penalty `full`.
         entropies: H with its coefficient; None without an entropy in the loss.
     """
     mask = terms.response_mask
@@ -84,10 +82,8 @@ def objective(
     policy = (policy_losses * weight).sum()
     metrics["actor/pg_loss"] = share_of_mean(policy)
     total = policy
-    penalties = reference_divergence
-    if penalties is None and terms.reference_log_probs is not None:
+    if terms.reference_log_probs is not None and settings.kl_coefficient > 0:
         penalties = kl_penalty(log_probs, terms.reference_log_probs, settings.kl_penalty)
-    if penalties is not None and settings.kl_coefficient > 0:
         metrics["actor/kl_loss"] = mean_of(penalties.detach(), mask)
         total = total + settings.kl_coefficient * (penalties * weight).sum()
     if teacher_divergence is not None:

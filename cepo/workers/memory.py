@@ -108,7 +108,6 @@ def estimate_memory(
     algorithm = config.algorithm
     lora = actor.model.lora
     estimator = config.estimator
-    has_full_kl = algorithm.kl_penalty == "full" and not algorithm.disable_kl
     shape = shape_of_model(actor.model)
     policy = _model_memory(
         config,
@@ -116,7 +115,7 @@ def estimate_memory(
         shape,
         lora,
         copies=_weight_copies(estimator, algorithm, lora),
-        compares=estimator.distilled_view is not None or has_full_kl,
+        compares=estimator.distilled_view is not None,
     )
     models = [policy]
     if estimator.teacher.model_path is not None:

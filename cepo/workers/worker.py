@@ -18,7 +18,7 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import ActorConfig, CriticConfig
-from cepo.data.batch import CriticBatch, InitialScores, Kept, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, Kept, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError
 from cepo.files.trees import Fields
 from cepo.losses import available_losses, build_loss
@@ -210,9 +210,9 @@ class Worker:
         self._end_sampling()
         return self.actor.score_teacher(rows, keep=keep)
 
-    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
+    def score_initial(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         self._end_sampling()
-        return self.actor.score_initial(rows, with_kl=with_kl)
+        return self.actor.score_initial(rows)
 
     def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         self._end_sampling()
