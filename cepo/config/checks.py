@@ -180,17 +180,10 @@ def _check_algorithm(config: RunConfig) -> Iterator[str]:
 
 def _check_engine(config: RunConfig) -> Iterator[str]:
     rollout = config.worker.rollout
-    speculation = rollout.speculative_config
-    missing = [key for key in ("method", "num_speculative_tokens") if key not in speculation]
-    if speculation and missing:
+    if rollout.name == "transformers" and rollout.quantization is not None:
         yield (
-            f"worker.rollout.speculative_config lacks {' and '.join(missing)}: speculation needs a method (ngram or suffix) "
-            "and num_speculative_tokens, for example 4. Set both, or leave the section empty."
-        )
-    if rollout.name == "transformers" and (speculation or rollout.quantization is not None):
-        yield (
-            "worker.rollout.speculative_config and worker.rollout.quantization are settings of vLLM, but "
-            "worker.rollout.name=transformers. Remove them, or set name to auto or vllm."
+            "worker.rollout.quantization is a setting of vLLM, but worker.rollout.name=transformers. Remove it, or set name "
+            "to auto or vllm."
         )
     elif rollout.quantization is not None and config.worker.actor.rollout_is == "none":
         yield (

@@ -68,7 +68,7 @@ class Trainer:
         self.clock = StageClock()
         self._reader = ProblemReader(self.problems, self.contexts, self._problems_per_round)
         self._sampling = training_settings(self.worker.rollout, self.data.max_response_length)
-        self._updates_every_row = self.worker.actor.has_entropy_term
+        self._updates_every_row = self.worker.actor.entropy_coef != 0
         self._first_step = self.state.step
         self._last_validation: tuple[int, float | None] = (-1, None)
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.worker_schema import ActorConfig
 from cepo.data.batch import Kept, OptimizerBatch, ScoringRow
-from cepo.losses.entropy import TokenEntropies
 from cepo.losses.importance import agreement_metrics
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
 from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
@@ -68,7 +67,6 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         self.initial_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
         self.kept = HiddenStateCache()
         self._objective = objective_settings
-        self._entropy_coefficient = objective_settings.entropy.coefficient  # of the step that is being updated
         self._reported_computed = 0
         self._reported_asked = 0
 
@@ -153,7 +151,6 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `TrainableModel.update`; adds the work since the last update (`_max`: over ranks), and the share saved."""
-        self._entropy_coefficient = self._objective.entropy.coefficient_at(step, total_steps=self._total_steps)
         return merge_metrics([super().update(batches, step=step), self.work_metrics()])
 
     def work_metrics(self) -> Metrics:
@@ -236,13 +233,8 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         )
 
     def _accumulate(self, batch: OptimizerBatch) -> list[Metrics]:
-        settings_metrics = step_metrics(
-            self._objective,
-            batch.denominators,
-            distils=batch.distillation is not None,
-            entropy_coefficient=self._entropy_coefficient,
-        )
         distillation = batch.distillation
+        settings_metrics = step_metrics(self._objective, batch.denominators, distils=distillation is not None)
         if distillation is not None and distillation.divergence.entropy_beta > 0:
             weighted = replace(distillation, token_weight=self._weighted_by_entropy(batch, distillation))
             batch = replace(batch, distillation=weighted)
@@ -268,7 +260,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
         part_batch = batch.at(part.indices)
         teacher = self._teacher(part_batch, part.rows)
-        has_entropy = self._entropy_coefficient != 0
+        has_entropy = self._objective.entropy_coefficient != 0
         scores: TokenScores = self.module(self.collate(part), teacher, entropy=has_entropy)
         if not part.indices:
             scores.log_probs.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
@@ -283,9 +275,6 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             return zeros.flatten().index_copy(0, places, flat[: len(places)]).view_as(zeros)
 
         log_probs = by_row(scores.log_probs)
-        entropies: TokenEntropies | None = None
-        if scores.entropies is not None:
-            entropies = TokenEntropies(values=by_row(scores.entropies), coefficient=self._entropy_coefficient)
         distillation = part_batch.distillation
 
         loss, metrics = objective(
@@ -294,7 +283,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             self._objective,
             teacher_divergence=None if scores.divergence is None else by_row(scores.divergence),
             divergence_settings=None if distillation is None else distillation.divergence,
-            entropies=entropies,
+            entropies=None if scores.entropies is None else by_row(scores.entropies),
         )
         loss.backward()
         if batch.old_log_probs is None:

@@ -22,7 +22,6 @@ from cepo.data.batch import CriticBatch, Kept, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError
 from cepo.files.trees import Fields
 from cepo.losses import available_losses, build_loss
-from cepo.losses.entropy import EntropyTerm
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.registry import section_of
 from cepo.metrics import Metrics, max_value
@@ -270,11 +269,7 @@ def objective_settings(actor: ActorConfig, kl: KlInLoss, *, plugins: Sequence[st
             load_plugin(plugin)
     return ObjectiveSettings(
         loss=build_loss(actor.loss_type, section_of(actor.loss_type, vars(actor))),
-        entropy=EntropyTerm(
-            coefficient=actor.entropy_coef,
-            final_coefficient=actor.entropy_coef_final,
-            num_steps=actor.entropy_coef_steps,
-        ),
+        entropy_coefficient=actor.entropy_coef,
         rollout_is=actor.rollout_is,
         rollout_is_threshold=actor.rollout_is_threshold,
         kl_penalty=kl.penalty,
