@@ -96,7 +96,7 @@ def _check_lengths(config: RunConfig) -> Iterator[str]:
     data = config.data
     rollout = config.worker.rollout
     model = config.worker.actor.model
-    least = data.max_prompt_length + data.max_response_length
+    least = data.longest_row
     parts = f"data.max_prompt_length + data.max_response_length = {data.max_prompt_length} + {data.max_response_length}"
     longest = rollout.max_model_len or least
     if longest < least:
@@ -322,7 +322,7 @@ def plan_lines(config: RunConfig) -> list[str]:
     trainer = config.trainer
     method = config.algorithm.adv_estimator
     views = config.estimator.views
-    longest = data.max_prompt_length + data.max_response_length
+    longest = data.longest_row
     lines = [
         f"method: {method}, teacher views: {', '.join(views) or 'none'}",
         f"samples per step: {_samples_in_words(config)}",
@@ -432,7 +432,7 @@ def _updates_in_words(config: RunConfig) -> str:
     if size == 0:
         passes = "passes that the device's memory decides"
     elif actor.dynamic_batching:
-        passes = f"passes of at most {size * (data.max_prompt_length + data.max_response_length)} tokens"
+        passes = f"passes of at most {size * data.longest_row} tokens"
     else:
         passes = f"{math.ceil(samples_per_update / size)} micro-batches of at most {size}"
     return f"{updates}, each over {samples_per_update} samples in {passes}"

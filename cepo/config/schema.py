@@ -120,6 +120,11 @@ class DataConfig:
     error."""
 
     @property
+    def longest_row(self) -> int:
+        """Most tokens of a prompt and its response together."""
+        return self.max_prompt_length + self.max_response_length
+
+    @property
     def train_sources(self) -> list[str]:
         return parts_of(self.train_files)
 

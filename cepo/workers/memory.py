@@ -220,10 +220,6 @@ def _num_shards(config: RunConfig, settings: ActorConfig | CriticConfig) -> int:
     return config.trainer.num_devices
 
 
-def row_length(config: RunConfig) -> int:
-    return config.data.max_prompt_length + config.data.max_response_length
-
-
 def token_bytes(settings: ActorConfig | CriticConfig, shape: ModelShape) -> TokenBytes:
     """Returns the bytes of a pass's token, an upper bound for a language model of equal layers.
 
@@ -270,7 +266,7 @@ def _activations(
     A chunk has more tensors for a divergence (`compares`).
     """
     of_token = token_bytes(settings, shape)
-    tokens_of_row = row_length(config)
+    tokens_of_row = config.data.longest_row
     updated_rows = settings.micro_batch_size_per_device_for_update
     scored_rows = settings.micro_batch_size_per_device_for_experience
     layers = scored_rows * tokens_of_row * of_token.scored

@@ -85,7 +85,7 @@ class WorkerSpec:
             plugins=tuple(config.trainer.plugins),
             total_steps=total_steps,
             seed=config.trainer.seed,
-            longest_row=config.data.max_prompt_length + config.data.max_response_length,
+            longest_row=config.data.longest_row,
         )
 
     def with_pass_needs(self, config: RunConfig, *, with_vllm: bool) -> WorkerSpec:
