@@ -279,9 +279,7 @@ class AbsentRanks:
         return in_order(answers, indices)
 
     def score_initial(self, rows: Sequence[Any], **options: Any) -> list[Any]:
-        from cepo.data.batch import InitialScores
-
-        return [InitialScores(log_probs, None) for log_probs in self.score(rows, **options)]
+        return self.score(rows, **options)
 
     def update(self, batches: Sequence[Any], *, step: int) -> dict[str, Any]:
         from cepo.runtime.dispatch import split_batches

@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.config.worker_schema import SpeculationSettings
 from lab.support.machine import ROOT, machine_record
 from testing.rows import generation_requests
 from testing.shapes import SHAPES, Shape, write_checkpoint
@@ -46,12 +45,6 @@ SHORT_NAMES = {"2b": "qwen3-vl-2b", "4b": "qwen3-vl-4b"}
 SAMPLES = 8
 LORA_RANK = 16
 SHARE_OF_MEMORY = 0.3
-SPECULATION: SpeculationSettings = {
-    "method": "ngram",
-    "num_speculative_tokens": 4,
-    "prompt_lookup_min": 1,
-    "prompt_lookup_max": 4,
-}
 SMALLEST_LIMITS = {"mean": 1e-2, "99th percentile": 5e-2}
 """Limits in nats of the gap between the engine's and the trainer's log-probs where the trainer's own noise is smaller."""
 NOISE_FACTOR = 2.0
@@ -79,7 +72,6 @@ class EngineCheck:
     Args:
         response: maximum number of tokens per response.
         lora_rank: rank of the adapter; 0 for full weights.
-        speculates: whether the engine guesses tokens by n-grams, which must not change log-probs.
     """
 
     def __init__(
@@ -90,7 +82,6 @@ class EngineCheck:
         device: str,
         response: int,
         lora_rank: int,
-        speculates: bool,
         stack: ExitStack,
     ) -> None:
         self._shape = shape
@@ -98,7 +89,6 @@ class EngineCheck:
         self._device = device
         self._response = response
         self._lora_rank = lora_rank
-        self._speculates = speculates
         self._stack = stack
         self._processing: Processing
         self._requests: list[GenerationRequest]
@@ -158,7 +148,6 @@ class EngineCheck:
             max_model_len=self._shape.prompt_tokens + self._response,
             gpu_memory_utilization=SHARE_OF_MEMORY,
             lora_rank=self._lora_rank,
-            speculative_config=SPECULATION if self._speculates else {},
         )
         self._engine = VllmGenerator(settings, self._processing)
         self._stack.callback(self._engine.close)
@@ -302,7 +291,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=(*SHAPES, *SHORT_NAMES), default="2b")
     parser.add_argument("--weights", choices=("adapter", "full"), default="adapter")
-    parser.add_argument("--speculation", action="store_true", help="with speculation by n-grams; needs a GPU")
     parser.add_argument("--response", type=int, default=64, help="tokens of a response")
     options = parser.parse_args(arguments)
     shape = SHAPES[SHORT_NAMES.get(str(options.shape), str(options.shape))]
@@ -325,7 +313,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             device=options.device,
             response=options.response,
             lora_rank=LORA_RANK if options.weights == "adapter" else 0,
-            speculates=options.speculation,
             stack=stack,
         )
         steps = run(check.steps())

@@ -106,7 +106,6 @@ class Update:
 
 def update_of(folder: Path, shape: Shape, options: argparse.Namespace, *, lora_rank: int, coefficient: float) -> Update:
     """Builds a model with this coefficient of the entropy, and the rows of its update."""
-    from cepo.losses.entropy import EntropyTerm
     from cepo.losses.objective import ObjectiveSettings
     from cepo.models.processing import Processing
 
@@ -118,7 +117,7 @@ def update_of(folder: Path, shape: Shape, options: argparse.Namespace, *, lora_r
         contexts=1,
         prompt=shape.prompt_tokens,
     )
-    objective = ObjectiveSettings(entropy=EntropyTerm(coefficient=coefficient))
+    objective = ObjectiveSettings(entropy_coefficient=coefficient)
     longest_row = shape.prompt_tokens + shape.longest
     actor = build_actor(folder, "packed", longest_row, "fp32", lora_rank=lora_rank, objective=objective)
     return Update(actor, optimizer_batch(rows))

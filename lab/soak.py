@@ -89,7 +89,7 @@ RUNS: Mapping[str, Sequence[str]] = {
         "worker.rollout.name=transformers",
         "algorithm.disable_kl=false",
         "algorithm.use_kl_loss=true",
-        "algorithm.kl_penalty=full",
+        "algorithm.kl_penalty=low_var_kl",
         "trainer.launcher=ray",
         "trainer.n_gpus_per_node=2",
     ],

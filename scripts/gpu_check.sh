@@ -3,7 +3,7 @@
 #   bash scripts/gpu_check.sh [arguments of pytest ...]
 # In ten minutes it asks of vLLM what training asks of it (where vLLM is installed), compares log-probs and gradients of packed
 # rows with those of padded ones, takes two steps of a training, and measures the levers of scoring and update one by one, at
-# Qwen3-VL-2B's sizes; its last lines are a table. With CEPO_GPU_CHECK_PARTS=all it goes on with full weights, speculation,
+# Qwen3-VL-2B's sizes; its last lines are a table. With CEPO_GPU_CHECK_PARTS=all it goes on with full weights,
 # tests/gpu, the stages of a step and a profile, in 25 minutes. A part that fails or exceeds its own limit does not keep the next
 # ones from running. Needed: one GPU, torch, transformers, peft, pytest and the package's other needs; no Ray, no network, no
 # weights.
@@ -99,7 +99,6 @@ if [[ "$WHICH" == all ]]; then
     part tests 360 "$CEPO_PYTHON" -m pytest tests/gpu -v -rsP --log-level=INFO -p no:cacheprovider --confcutdir=tests/gpu -k "$DEVICE" --durations=5 "$@"
     if [[ "$HAS_VLLM" == yes ]]; then
         engine full --weights full
-        [[ "$DEVICE" == cpu ]] || engine speculating --speculation
     fi
     for size in 2b small; do
         shape="$LARGE"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms import EvidenceEstimator, register_estimator
 from cepo.algorithms.base import BatchField
-from cepo.algorithms.references import positive_references, wrong_reference
+from cepo.algorithms.references import in_some_view, positive_references, wrong_reference
 from cepo.algorithms.settings import ContrastiveConfig
 from cepo.types import Reference, RolloutGroup, TokenBatch
 
@@ -52,13 +52,9 @@ class Cepo(EvidenceEstimator):
         alone, `neutral` gives no evidence.
         """
         right_shown = shown["correct"]
-        kept = {"correct": right_shown}
-        any_wrong_shown = right_shown.new_zeros(right_shown.shape)
-        for view in self.views[1:]:
-            kept[view] = shown[view] & right_shown
-            any_wrong_shown = any_wrong_shown | shown[view]
+        kept = {view: rows & right_shown for view, rows in shown.items()}
         if self.negative.fallback == "neutral":
-            kept["correct"] = right_shown & any_wrong_shown
+            kept["correct"] = right_shown & in_some_view(shown, self.views[1:])
         return kept
 
     def contrasted(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms import register_estimator, statistics
 from cepo.algorithms.cepo import Cepo
-from cepo.algorithms.evidence import TokenWeights, counted_tokens
+from cepo.algorithms.evidence import TokenWeights
 from cepo.algorithms.settings import ContrastiveConfig, MixingConfig, NegativeConfig
 from cepo.metrics import mean_of, mean_value
 from cepo.sections.fields import NotNegative, Share, section
@@ -60,7 +60,7 @@ class ContrastGate(Cepo):
         agreement = sign * delta  # above 0 where the contrast has A's sign
         noise = statistics.contrast_noise(agreement, statistics.had_alternative(log_correct, log_wrong))
         opens = agreement > self.config.threshold * noise  # (B, T)
-        has_evidence = counted_tokens(batch, self.config.weight) & batch.has_reference["correct"].unsqueeze(1)
+        has_evidence = batch.response_mask & batch.has_reference["correct"].unsqueeze(1)
         keeps_all = opens | ~has_evidence
         gate = agreement.new_ones(agreement.shape).double().where(keeps_all, self.config.floor)
         return TokenWeights(

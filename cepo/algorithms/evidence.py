@@ -85,8 +85,7 @@ class WeightedEstimator(GroupRelativeEstimator):
         if not self.needs_teacher(step=step):
             plain = statistics.over_response(advantages.squeeze(1), mask)
             return TokenSignal(advantages=plain, metrics=metrics | {"evidence/lambda": mean_value(mixing)})
-        counted = counted_tokens(batch, self.config.weight)
-        delta = self.evidence(batch).detach().where(counted, 0.0)
+        delta = self.evidence(batch).detach().where(mask, 0.0)
         sign = statistics.advantage_sign(advantages)
         weights = self.weights(delta, sign, batch)
         weighted = statistics.mixed_advantages(advantages, weights.values, mixing=mixing)
@@ -116,17 +115,6 @@ def scheduled_mixing(step: int, weight: MixingConfig) -> float:
     if weight.lambda_schedule == "constant":
         return weight.lambda_init
     return weight.lambda_init * max(0.0, 1.0 - after_warmup / weight.lambda_decay_steps)
-
-
-def counted_tokens(batch: TokenBatch, weight: MixingConfig) -> Bool[Tensor, "B T"]:
-    """Returns the response tokens at which evidence counts.
-
-    With `mixed_groups_only` it does not in groups that are all right or all wrong.
-    """
-    if not weight.mixed_groups_only:
-        return batch.response_mask
-    is_mixed = statistics.live_rows(batch.correct.double(), batch.group_ids)  # (B,) right and wrong ones in the group
-    return batch.response_mask & is_mixed.unsqueeze(1)
 
 
 def log_mean_probability(batch: TokenBatch, views: Sequence[str]) -> Float[Tensor, "B T"]:

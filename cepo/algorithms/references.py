@@ -5,11 +5,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource
 from cepo.errors import ConfigError
 from cepo.types import Reference, Rollout, RolloutGroup, TextReference, TokenReference, WordedReference
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool
+    from torch import Tensor
+
+    from cepo.algorithms.base import RowsByView
 
 
 def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Reference | None]:
@@ -89,6 +95,14 @@ def in_views(references: Sequence[Sequence[Reference]], views: Sequence[str]) ->
             has_place = place < len(references_of_rollout)
             by_view[view].append(references_of_rollout[place] if has_place else None)
     return by_view
+
+
+def in_some_view(has_reference: RowsByView, views: Sequence[str]) -> Bool[Tensor, " B"]:
+    """Returns which rows have a reference in one of the views at least."""
+    rows = has_reference[views[0]]
+    for view in views[1:]:
+        rows = rows | has_reference[view]
+    return rows
 
 
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms import GroupRelativeEstimator, register_estimator, statistics
 from cepo.algorithms.evidence import log_mean_probability
-from cepo.algorithms.references import in_views, positive_references, wrong_references, wrong_views
+from cepo.algorithms.references import in_some_view, in_views, positive_references, wrong_references, wrong_views
 from cepo.algorithms.settings import GroupConfig, NegativeConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import mean_of
 from cepo.sections.fields import Count, NotNegative, Positive, section
@@ -109,7 +109,4 @@ class RlcsdReleased(GroupRelativeEstimator):
 
     def _has_both_sides(self, has_reference: RowsByView) -> Bool[Tensor, " B"]:
         """Returns which rollouts have a right reference and a wrong one."""
-        has_wrong = has_reference["correct"].new_zeros(has_reference["correct"].shape)
-        for view in self.views[1:]:
-            has_wrong = has_wrong | has_reference[view]
-        return has_reference["correct"] & has_wrong
+        return has_reference["correct"] & in_some_view(has_reference, self.views[1:])

@@ -157,8 +157,6 @@ class MixingConfig:
     """Number of steps, after the warm-up, in which a linear lambda decays to 0."""
     lambda_warmup_steps: Natural = 0
     """Number of first steps in which lambda rises linearly to lambda_init."""
-    mixed_groups_only: bool = False
-    """Use evidence only in groups with both right and wrong rollouts, by the verifier."""
 
 
 @section

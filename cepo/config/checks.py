@@ -96,7 +96,7 @@ def _check_lengths(config: RunConfig) -> Iterator[str]:
     data = config.data
     rollout = config.worker.rollout
     model = config.worker.actor.model
-    least = data.max_prompt_length + data.max_response_length
+    least = data.longest_row
     parts = f"data.max_prompt_length + data.max_response_length = {data.max_prompt_length} + {data.max_response_length}"
     longest = rollout.max_model_len or least
     if longest < least:
@@ -180,17 +180,10 @@ def _check_algorithm(config: RunConfig) -> Iterator[str]:
 
 def _check_engine(config: RunConfig) -> Iterator[str]:
     rollout = config.worker.rollout
-    speculation = rollout.speculative_config
-    missing = [key for key in ("method", "num_speculative_tokens") if key not in speculation]
-    if speculation and missing:
+    if rollout.name == "transformers" and rollout.quantization is not None:
         yield (
-            f"worker.rollout.speculative_config lacks {' and '.join(missing)}: speculation needs a method (ngram or suffix) "
-            "and num_speculative_tokens, for example 4. Set both, or leave the section empty."
-        )
-    if rollout.name == "transformers" and (speculation or rollout.quantization is not None):
-        yield (
-            "worker.rollout.speculative_config and worker.rollout.quantization are settings of vLLM, but "
-            "worker.rollout.name=transformers. Remove them, or set name to auto or vllm."
+            "worker.rollout.quantization is a setting of vLLM, but worker.rollout.name=transformers. Remove it, or set name "
+            "to auto or vllm."
         )
     elif rollout.quantization is not None and config.worker.actor.rollout_is == "none":
         yield (
@@ -329,7 +322,7 @@ def plan_lines(config: RunConfig) -> list[str]:
     trainer = config.trainer
     method = config.algorithm.adv_estimator
     views = config.estimator.views
-    longest = data.max_prompt_length + data.max_response_length
+    longest = data.longest_row
     lines = [
         f"method: {method}, teacher views: {', '.join(views) or 'none'}",
         f"samples per step: {_samples_in_words(config)}",
@@ -439,7 +432,7 @@ def _updates_in_words(config: RunConfig) -> str:
     if size == 0:
         passes = "passes that the device's memory decides"
     elif actor.dynamic_batching:
-        passes = f"passes of at most {size * (data.max_prompt_length + data.max_response_length)} tokens"
+        passes = f"passes of at most {size * data.longest_row} tokens"
     else:
         passes = f"{math.ceil(samples_per_update / size)} micro-batches of at most {size}"
     return f"{updates}, each over {samples_per_update} samples in {passes}"

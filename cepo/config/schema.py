@@ -120,6 +120,11 @@ class DataConfig:
     error."""
 
     @property
+    def longest_row(self) -> int:
+        """Most tokens of a prompt and its response together."""
+        return self.max_prompt_length + self.max_response_length
+
+    @property
     def train_sources(self) -> list[str]:
         return parts_of(self.train_files)
 
@@ -135,8 +140,8 @@ class AlgorithmConfig(SharedSettings):
     """Train without a KL penalty, and without reference weights."""
     use_kl_loss: bool = False
     """Add the KL to the loss; false: subtract it from each token's reward."""
-    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl", "full"] = "kl"
-    """Estimator of the KL at a sampled token; full: the KL over the whole vocabulary."""
+    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl"] = "kl"
+    """Estimator of the KL at a sampled token."""
     kl_coef: NotNegative = 1e-3
     """Weight of the KL penalty; with kl_type=adaptive the initial weight."""
     kl_type: Literal["fixed", "adaptive"] = "fixed"

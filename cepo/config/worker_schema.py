@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from cepo.config.paths import located, split_function
@@ -200,10 +200,6 @@ class ActorConfig(UpdateConfig, SharedLossSettings):
     entropy_coef: float = 0.0
     """Coefficient of the entropy of each token's distribution, in nats, which the loss subtracts with the weights of
     loss_avg_mode: above 0 a bonus, below 0 a penalty. 0: no entropy in the loss, at no cost."""
-    entropy_coef_final: float | None = None
-    """What entropy_coef changes to, linearly over entropy_coef_steps; null: it is constant."""
-    entropy_coef_steps: Count | None = None
-    """Training steps until entropy_coef_final is reached; null: all steps of the run."""
     rollout_is: Literal["none", "truncate", "mask"] = "none"
     """Weight of each token's loss that corrects the mismatch between trainer and rollout engine, rho = P_trainer /
     P_engine. truncate: rho, at most rollout_is_threshold; mask: rho, but 0 outside 1 / rollout_is_threshold to
@@ -211,20 +207,6 @@ class ActorConfig(UpdateConfig, SharedLossSettings):
     rollout_is_threshold: Annotated[float, Field(gt=1)] = 2.0
     """Bound of rho in rollout_is."""
     model: Annotated[ModelConfig, NOT_FROM_RECORD] = Field()
-
-    @property
-    def has_entropy_term(self) -> bool:
-        """Whether the loss has an entropy in some step, which gives every row a gradient."""
-        return self.entropy_coef != 0 or (self.entropy_coef_final or 0) != 0
-
-    @model_validator(mode="after")
-    def _steps_have_an_end(self) -> Self:
-        if self.entropy_coef_steps is not None and self.entropy_coef_final is None:
-            raise ValueError(
-                f"entropy_coef_steps is {self.entropy_coef_steps}, but entropy_coef_final is null, so that entropy_coef is "
-                "constant; name the final coefficient, or leave entropy_coef_steps out"
-            )
-        return self
 
 
 @section
@@ -250,21 +232,6 @@ class SamplingOverrides(TypedDict, total=False):
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: CountOrOff
     presence_penalty: Annotated[float, Field(ge=-2, le=2)]
-
-
-class SpeculationSettings(TypedDict, total=False):
-    """`worker.rollout.speculative_config`: the entries that it may have, which are vLLM's."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # pyright: ignore[reportGeneralTypeIssues]
-
-    method: Literal["ngram", "suffix"]
-    num_speculative_tokens: Count
-    prompt_lookup_min: Count
-    prompt_lookup_max: Count
-    suffix_decoding_max_tree_depth: Count
-    suffix_decoding_max_cached_requests: Natural
-    suffix_decoding_max_spec_factor: NotNegative
-    suffix_decoding_min_token_prob: Share
 
 
 @section
@@ -301,10 +268,6 @@ class RolloutConfig:
     """Tokens that the rollout engine processes in one pass, at least its context length."""
     max_num_seqs: Count | None = None
     """Responses that one vLLM engine samples at once; null: as many as it gets in a step, 128 to 1024."""
-    speculative_config: SpeculationSettings = {}
-    """Speculation by vLLM: it guesses the next tokens from earlier text and checks them in one pass. Entries: method
-    (ngram, or suffix, which needs the package arctic-inference), num_speculative_tokens, and vLLM's others of both
-    methods. Neither the distribution of responses nor their log-probs change. Empty: off."""
     quantization: Literal["fp8"] | None = None
     """fp8: vLLM rounds its linear weights to 8 bits, which samples faster from slightly other probabilities;
     worker.actor.rollout_is must correct for them. Needs a GPU of compute capability 8.9 or later. null: off."""

@@ -38,13 +38,6 @@ class Kept(NamedTuple):
     with_entropies: bool = False  # and the entropies of their distributions, by which their tokens are weighted
 
 
-class InitialScores(NamedTuple):
-    """What a response's tokens get under the initial weights, (response length,) float32."""
-
-    log_probs: Tensor
-    kl: Tensor | None  # KL(P_student || P_initial) over the whole vocabulary, in nats; None if it was not asked for
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoringRow:
     """A response after a context. Rows of one prompt share the context object, and with it the images."""

@@ -20,7 +20,7 @@ def kl_penalty(
 
     `kl`: x - y. `abs`: |x - y|. `mse`: (x - y)^2 / 2. `low_var_kl`: e^z - z - 1 with z = y - x, never negative, and
     unbiased with low variance except for its bounds: z is clamped to +-20, the result to 10. Source: Schulman 2020,
-    EasyR1's bounds. For the KL over the vocabulary see `chunked_divergence` with kind `reverse_kl`.
+    EasyR1's bounds.
     """
     difference = log_probs - reference_log_probs
     if penalty == "kl":

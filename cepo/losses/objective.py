@@ -11,11 +11,10 @@ from torch import Tensor
 from cepo.losses import PolicyLoss, PolicyTokens, build_loss
 from cepo.losses.aggregation import LossDenominators
 from cepo.losses.divergence import distillation_losses
-from cepo.losses.entropy import EntropyTerm, TokenEntropies
 from cepo.losses.importance import importance_weights
 from cepo.losses.kl import kl_penalty
 from cepo.losses.settings import DEFAULT_LOSS
-from cepo.metrics import Metrics, mean_of, mean_value, observations, share_of_mean
+from cepo.metrics import Metrics, mean_of, observations, share_of_mean
 from cepo.types import DivergenceConfig
 
 
@@ -23,13 +22,13 @@ from cepo.types import DivergenceConfig
 class ObjectiveSettings:
     """The policy loss, and the settings of what every loss shares, named as in `worker.actor` and `algorithm`.
 
-    `entropy` is the term of each token's entropy.
+    `entropy_coefficient` is the weight of each token's entropy, which the loss subtracts.
     `rollout_is` (none, truncate or mask) with its threshold (> 1) corrects for the gap between engine and trainer.
     `kl_coefficient` is 0 if the KL is off or part of the reward.
     """
 
     loss: PolicyLoss = field(default_factory=lambda: build_loss(DEFAULT_LOSS))
-    entropy: EntropyTerm = field(default_factory=EntropyTerm)
+    entropy_coefficient: float = 0.0
     rollout_is: str = "none"
     rollout_is_threshold: float = 2.0
     kl_penalty: str = "kl"
@@ -63,8 +62,7 @@ def objective(
     *,
     teacher_divergence: Float[Tensor, "R T"] | None = None,
     divergence_settings: DivergenceConfig | None = None,
-    reference_divergence: Float[Tensor, "R T"] | None = None,
-    entropies: TokenEntropies | None = None,
+    entropies: Float[Tensor, "R T"] | None = None,
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """Computes the loss with metrics, for a token the sum of its terms:
 
@@ -75,8 +73,7 @@ def objective(
     Args:
         log_probs: of the sampled tokens, with gradient.
         teacher_divergence: between student and teacher, with gradient; None without distillation.
-        reference_divergence: KL(P_student || P_reference) over the vocabulary, with gradient, for the penalty `full`.
-        entropies: H with its coefficient; None without an entropy in the loss.
+        entropies: H in nats, with gradient; None without an entropy in the loss.
     """
     mask = terms.response_mask
     weight = terms.weight
@@ -84,10 +81,8 @@ def objective(
     policy = (policy_losses * weight).sum()
     metrics["actor/pg_loss"] = share_of_mean(policy)
     total = policy
-    penalties = reference_divergence
-    if penalties is None and terms.reference_log_probs is not None:
+    if terms.reference_log_probs is not None and settings.kl_coefficient > 0:
         penalties = kl_penalty(log_probs, terms.reference_log_probs, settings.kl_penalty)
-    if penalties is not None and settings.kl_coefficient > 0:
         metrics["actor/kl_loss"] = mean_of(penalties.detach(), mask)
         total = total + settings.kl_coefficient * (penalties * weight).sum()
     if teacher_divergence is not None:
@@ -100,8 +95,8 @@ def objective(
         metrics["actor/distillation_loss"] = share_of_mean(distillation)
         total = total + distillation
     if entropies is not None:
-        entropy_loss = -entropies.coefficient * (entropies.values * weight).sum()
-        metrics["actor/entropy"] = mean_of(entropies.values.detach(), mask)
+        entropy_loss = -settings.entropy_coefficient * (entropies * weight).sum()
+        metrics["actor/entropy"] = mean_of(entropies.detach(), mask)
         metrics["actor/entropy_loss"] = share_of_mean(entropy_loss)
         total = total + entropy_loss
     return total, metrics
@@ -149,9 +144,7 @@ def policy_metrics(loss: PolicyLoss, tokens: PolicyTokens) -> Metrics:
     return metrics | loss.checked_metrics(tokens)
 
 
-def step_metrics(
-    settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool, entropy_coefficient: float = 0.0
-) -> Metrics:
+def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool) -> Metrics:
     """Returns the denominators for the shares of an optimizer step's micro-batches and ranks, once per step.
 
     Losses become means over optimizer steps, clip fractions shares of all response tokens; rows without gradient add 0.
@@ -159,9 +152,8 @@ def step_metrics(
     metrics: Metrics = {"actor/pg_loss": observations()}
     if distils:
         metrics["actor/distillation_loss"] = observations()
-    if entropy_coefficient != 0:
+    if settings.entropy_coefficient != 0:
         metrics["actor/entropy_loss"] = observations()
-        metrics["actor/entropy_coef"] = mean_value(entropy_coefficient)
     for name in settings.loss.fractions:
         metrics[name] = observations(denominators.num_tokens)
     return metrics

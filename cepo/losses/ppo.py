@@ -48,22 +48,25 @@ class Ppo(PolicyLoss):
 
     def clipped_surrogate(self, ratio: Float[Tensor, "R T"], advantages: Float[Tensor, "R T"]) -> Float[Tensor, "R T"]:
         """Returns H, or its minimum with the dual bound where A < 0."""
-        plain = -advantages * ratio
-        clipped = -advantages * clipped_ratio(ratio, self.config)
-        highest = plain.maximum(clipped)
+        _, highest = self._plain_and_highest(ratio, advantages)
         dual = self.config.clip_ratio_dual
         if dual is None:
             return highest
         bounded = highest.minimum(-advantages * dual)
         return bounded.where(advantages < 0, highest)
 
-    def counted(self, tokens: PolicyTokens) -> Mapping[str, Bool[Tensor, "R T"]]:
-        """Counts tokens whose loss is that of the clipped ratio, and those whose loss is the dual bound."""
-        ratio = self.ratio(tokens)
-        advantages = tokens.advantages
+    def _plain_and_highest(
+        self, ratio: Float[Tensor, "R T"], advantages: Float[Tensor, "R T"]
+    ) -> tuple[Tensor, Tensor]:
+        """Returns `-A rho` and H."""
         plain = -advantages * ratio
         clipped = -advantages * clipped_ratio(ratio, self.config)
-        highest = plain.maximum(clipped)
+        return plain, plain.maximum(clipped)
+
+    def counted(self, tokens: PolicyTokens) -> Mapping[str, Bool[Tensor, "R T"]]:
+        """Counts tokens whose loss is that of the clipped ratio, and those whose loss is the dual bound."""
+        advantages = tokens.advantages
+        plain, highest = self._plain_and_highest(self.ratio(tokens), advantages)
         counted = {HIGHER: plain < highest}
         dual = self.config.clip_ratio_dual
         if dual is not None:

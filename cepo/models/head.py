@@ -275,16 +275,21 @@ def _log_probs_by_torch(logits: Tensor, targets: Tensor, temperature: float, *, 
     return log_probs
 
 
-def can_have_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns whether a kernel may be tried: on a GPU, with Triton, for a type with a tolerance."""
-    return device.type == "cuda" and dtype in KERNEL_TOLERANCE and find_spec("triton") is not None
+@cache
+def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether the kernel may be used: on a GPU, with Triton, if it computes what torch does from small logits.
+
+    If it does not, or if it fails, a warning says that torch computes log-probs.
+    """
+    if device.type != "cuda" or dtype not in KERNEL_TOLERANCE or find_spec("triton") is None:
+        return False
+    from cepo.models import head_kernel
+
+    return kernel_agrees(device, dtype, head_kernel.log_probs_in_place)
 
 
 def kernel_agrees(device: torch.device, dtype: torch.dtype, log_probs_by_kernel: Callable[..., Tensor]) -> bool:
-    """Returns whether a kernel in place of `_log_probs_by_torch` computes the same from small logits of a type on a device.
-
-    If not, or if the kernel fails, a warning says that torch computes log-probs.
-    """
+    """Returns whether a kernel in place of `_log_probs_by_torch` computes the same; logs a warning if not."""
     angles = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000)
     logits = angles.sin_().mul_(8.0).to(dtype)
     targets = torch.tensor([0, 4999, 77], device=device)
@@ -301,18 +306,6 @@ def kernel_agrees(device: torch.device, dtype: torch.dtype, log_probs_by_kernel:
     if not agrees:
         logger.warning("log-probs are computed by torch: the kernel differs by %.1e in %s", gap, dtype)
     return agrees
-
-
-@cache
-def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns whether the kernel agrees with torch on a small input on this device."""
-
-    def by_kernel(*arguments: Any, **options: Any) -> Tensor:
-        from cepo.models import head_kernel
-
-        return head_kernel.log_probs_in_place(*arguments, **options)
-
-    return can_have_kernels(device, dtype) and kernel_agrees(device, dtype, by_kernel)
 
 
 def _by_recomputation(

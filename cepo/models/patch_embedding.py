@@ -44,15 +44,14 @@ class PatchConvolution(nn.Conv3d):
 
 
 def use_linear_patch_embedding(parts: Iterable[nn.Module]) -> None:
-    """Replaces each patch embedding in `parts` by a `PatchConvolution` with the same parameters.
+    """Converts each patch embedding in `parts` to a `PatchConvolution`.
 
     A patch embedding is a three-dimensional convolution whose stride is its kernel size.
     """
     for part in parts:
-        for module in list(part.modules()):
-            for name, child in list(module.named_children()):
-                if _embeds_patches(child):
-                    setattr(module, name, _as_patch_convolution(child))
+        for module in part.modules():
+            if _embeds_patches(module):
+                module.__class__ = PatchConvolution
 
 
 def _embeds_patches(module: nn.Module) -> bool:
@@ -60,18 +59,3 @@ def _embeds_patches(module: nn.Module) -> bool:
         return False
     is_plain = module.groups == 1 and set(module.dilation) == {1} and module.padding == (0, 0, 0)
     return is_plain and module.stride == module.kernel_size
-
-
-def _as_patch_convolution(convolution: nn.Module) -> PatchConvolution:
-    assert isinstance(convolution, nn.Conv3d)
-    replacement = PatchConvolution(
-        convolution.in_channels,
-        convolution.out_channels,
-        convolution.kernel_size,  # pyright: ignore[reportArgumentType]  # always three numbers
-        stride=convolution.stride,  # pyright: ignore[reportArgumentType]
-        bias=convolution.bias is not None,
-        device="meta",
-    )
-    replacement.weight = convolution.weight
-    replacement.bias = convolution.bias
-    return replacement.train(convolution.training)

@@ -93,7 +93,7 @@ def settings_of_run(
     model = worker.actor.model
     most_images, most_videos = most_visuals
     resolved: dict[str, Any] = vars(rollout) | {
-        "max_model_len": rollout.max_model_len or data.max_prompt_length + data.max_response_length,
+        "max_model_len": rollout.max_model_len or data.longest_row,
         "max_num_seqs": most_responses_at_once(data, rollout, num_devices=num_devices),
         "limit_images": rollout.limit_images or most_images,
     }

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,6 +62,8 @@ class VllmGenerator:
         self._settings = settings
         self._processing = processing
         self._banned = processing.banned_token_ids
+        # Infinite, because the -100 of vLLM's HTTP API does not exclude a token.
+        self._bans = dict.fromkeys(self._banned, float("-inf"))
         self._draws_itself = without_gpu()
         self._sleeps = sleeps(settings, on_gpu=not self._draws_itself)
         self._is_asleep = False
@@ -246,29 +247,8 @@ class VllmGenerator:
             "top_k": settings.top_k,
             "presence_penalty": settings.presence_penalty,
             "seed": int.from_bytes(seed_digest, "little"),
-            **self._bans,
+            "logit_bias": self._bans,
         }
-
-    @cached_property
-    def _bans(self) -> dict[str, Any]:
-        assert self._llm is not None
-        engine_config = self._llm.llm_engine.vllm_config
-        ignores_biases = bool(self._settings.speculative_config) and not engine_config.use_v2_model_runner
-        vocabulary = engine_config.model_config.get_vocab_size()
-        return ban_settings(self._banned, vocabulary=vocabulary, ignores_biases=ignores_biases)
-
-
-def ban_settings(banned: Sequence[int], *, vocabulary: int, ignores_biases: bool) -> dict[str, Any]:
-    """Returns the sampling settings by which vLLM draws no banned token.
-
-    vLLM's older model runner ignores biases beside speculation, but not a list of allowed tokens, which in turn is too long
-    for the newer runner.
-    """
-    if not ignores_biases:
-        # Infinite, because the -100 of vLLM's HTTP API does not exclude a token.
-        return {"logit_bias": dict.fromkeys(banned, float("-inf"))}
-    excluded = frozenset(banned)
-    return {"allowed_token_ids": [token for token in range(vocabulary) if token not in excluded]}
 
 
 def _prompt(request: GenerationRequest) -> Any:

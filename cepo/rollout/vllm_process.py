@@ -99,7 +99,6 @@ def engine_options(
         "distributed_executor_backend": "external_launcher" if num_ranks > 1 else None,
         # On a GPU 16-bit operands give float32; elsewhere both are cast.
         "hf_overrides": _with_float32_head if settings.fp32_logits else {},
-        "speculative_config": dict(settings.speculative_config) or None,
         "quantization": settings.quantization,
         **_adapter_options(settings),
     }
@@ -127,11 +126,6 @@ def _require_device(settings: GeneratorSettings, capability: Capability | None) 
         raise EngineError(
             f"worker.rollout.tensor_parallel_size is {settings.tensor_parallel_size}, but engines are shared on GPUs only: "
             "vLLM's CPU build gives the shared memory of all runs on a machine the same name; set it to 1"
-        )
-    if settings.speculative_config and capability is None:
-        raise EngineError(
-            f"worker.rollout.speculative_config is {dict(settings.speculative_config)}, which needs a GPU: vLLM's CPU build "
-            "0.32 speculates with kernels that leave their results unset; leave the section empty"
         )
     if settings.quantization is not None and (capability is None or capability < _FP8_CAPABILITY):
         device = "there is none" if capability is None else f"this one's is {capability[0]}.{capability[1]}"

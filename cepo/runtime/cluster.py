@@ -45,11 +45,6 @@ def connect(trainer: TrainerConfig) -> None:
     # By default the head keeps records of 4 kB of the last 100,000 calls. We read none of them.
     os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "1000")
     address = trainer.ray_address or os.environ.get("RAY_ADDRESS")
-    if not address and trainer.nnodes > 1:
-        raise ConfigError(
-            f"trainer.nnodes={trainer.nnodes}, but there is no address of a Ray cluster: set trainer.ray_address or "
-            "RAY_ADDRESS (docs/gpus.md has the commands)"
-        )
     handler = signal.getsignal(signal.SIGTERM)  # the run's own, which says how to resume; Ray installs another one
     try:
         if address:

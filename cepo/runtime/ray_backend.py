@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from cepo.config.schema import TrainerConfig
-from cepo.data.batch import CriticBatch, InitialScores, Kept, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, Kept, OptimizerBatch, ScoringRow
 from cepo.data.row_settings import RowRules
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
@@ -291,8 +291,8 @@ class RayBackend:
     def score_teacher(self, rows: Sequence[ScoringRow], *, keep: Kept | None = None) -> list[Tensor]:
         return self._pass("score_teacher", rows, keep=keep)
 
-    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
-        return self._pass("score_initial", rows, with_kl=with_kl)
+    def score_initial(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        return self._pass("score_initial", rows)
 
     def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         return self._pass("entropies", rows)

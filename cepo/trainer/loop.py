@@ -68,7 +68,7 @@ class Trainer:
         self.clock = StageClock()
         self._reader = ProblemReader(self.problems, self.contexts, self._problems_per_round)
         self._sampling = training_settings(self.worker.rollout, self.data.max_response_length)
-        self._updates_every_row = self.worker.actor.has_entropy_term
+        self._updates_every_row = self.worker.actor.entropy_coef != 0
         self._first_step = self.state.step
         self._last_validation: tuple[int, float | None] = (-1, None)
 
@@ -275,14 +275,9 @@ class Trainer:
         self, rollouts: Rollouts, rows: Sequence[ScoringRow], scored: Mapping[RowName, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Returns (B, T) log-probs under the initial weights, and each token's KL; `rows` must be all rows."""
-        penalty = self.algorithm.kl_penalty
-        initial = self.backend.score_initial(rows, with_kl=penalty == "full")
-        log_probs = rollouts.padded([scores.log_probs for scores in initial])
-        if penalty == "full":
-            divergences = [scores.kl for scores in initial if scores.kl is not None]
-            return log_probs, rollouts.padded(divergences)
+        log_probs = rollouts.padded(self.backend.score_initial(rows))
         students_log_probs = with_scored(rollouts.sampled_log_probs, scored)
-        return log_probs, kl_penalty(students_log_probs, log_probs, penalty)
+        return log_probs, kl_penalty(students_log_probs, log_probs, self.algorithm.kl_penalty)
 
     def _entropies(self, plan: ScoringPlan) -> Tensor:
         """Returns (B, T) the entropy before each token of live rows, 0 elsewhere."""

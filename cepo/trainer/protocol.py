@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:  # only: a program that defines a callback loads no library before its configuration is checked
     from torch import Tensor
 
-    from cepo.data.batch import CriticBatch, InitialScores, Kept, OptimizerBatch, ScoringRow
+    from cepo.data.batch import CriticBatch, Kept, OptimizerBatch, ScoringRow
     from cepo.metrics import Metrics
     from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 
@@ -41,8 +41,8 @@ class Backend(Protocol):
         """Does the same under the teacher's weights, where they are not the actor's."""
         ...
 
-    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
-        """Returns log-probs under the initial weights, and with `with_kl` each token's KL from the actor's."""
+    def score_initial(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Does the same under the initial weights, for a KL penalty."""
         ...
 
     def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:

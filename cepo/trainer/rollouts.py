@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cepo.algorithms.masking import at_last_token, response_mask_of
+from cepo.algorithms.masking import at_last_token, response_mask_of, with_rows
 from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.prompts import Problem
 from cepo.metrics import Metric, Metrics
@@ -73,10 +73,7 @@ class Rollouts:
 
     def padded(self, rows: Sequence[Tensor]) -> Tensor:
         """Returns each row's values, one per response token, as a (B, T) tensor with 0 on padding."""
-        result = torch.zeros(self.response_mask.shape)
-        for row, values in enumerate(rows):
-            result[row, : len(values)] = values
-        return result
+        return with_rows(torch.zeros(self.response_mask.shape), dict(enumerate(rows)))
 
     def scoring_row(self, row: int, context: EncodedPrompt | None = None, *, view: str = OWN_VIEW) -> ScoringRow:
         """Returns the row to score: its response after the student's prompt, or after the context of a view."""

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.worker_schema import ActorConfig
-from cepo.data.batch import OWN_VIEW, InitialScores, Kept, OptimizerBatch, ScoringRow
-from cepo.losses.entropy import TokenEntropies
+from cepo.data.batch import Kept, OptimizerBatch, ScoringRow
 from cepo.losses.importance import agreement_metrics
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
 from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
-from cepo.types import Distillation, DivergenceConfig
+from cepo.types import Distillation
 from cepo.workers.batching import RankPass
 from cepo.workers.building import build_scoring_model
 from cepo.workers.distributed import GatheredWeights, MergedWeights, on_first_rank, trained_weights
@@ -31,9 +30,6 @@ from cepo.workers.scoring_model import ScoringModel, TeacherStates, TokenScores
 from cepo.workers.teacher_model import TeacherModel
 from cepo.workers.teacher_weights import TeacherWeights
 from cepo.workers.training import TrainableModel
-
-FULL_KL = DivergenceConfig(kind="reverse_kl")
-"""The settings of KL(P_student || P_reference) over the whole vocabulary."""
 
 
 class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
@@ -72,7 +68,6 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         self.initial_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
         self.kept = HiddenStateCache()
         self._objective = objective_settings
-        self._entropy_coefficient = objective_settings.entropy.coefficient  # of the step that is being updated
         self._reported_computed = 0
         self._reported_asked = 0
 
@@ -98,24 +93,12 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             return self._log_probs(scorer, rows, keep)
 
     @torch.no_grad()
-    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
-        """Returns each row's log-probs under the initial weights (LoRA: without the adapter).
-
-        With `with_kl` a second pass, under the actor's weights, compares whole distributions. `rows` have no view.
-        """
+    def score_initial(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Returns each row's log-probs under the initial weights (LoRA: without the adapter)."""
         assert self.initial_weights is not None, "no KL penalty was announced"
         self.begin_scoring()
         with self.initial_weights.active():
-            log_probs = self._log_probs(self, rows, Kept(OWN_VIEW) if with_kl else None)
-        if not with_kl:
-            return [InitialScores(values, None) for values in log_probs]
-
-        def compute(part: RankPass) -> Tensor:
-            scores = self._forward(self, part, self._initial_states(part, rows))
-            return scores.divergences[0] if scores.divergences else scores.log_probs  # the latter of a filler's pass
-
-        divergences = self.results(rows, compute)
-        return [InitialScores(*values) for values in zip(log_probs, divergences, strict=True)]
+            return self._log_probs(self, rows, None)
 
     @torch.no_grad()
     def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
@@ -155,31 +138,21 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             return scores.log_probs
 
         log_probs = scorer.results(rows, compute)
-        self.kept.keep(keep.view, states, scorer.module, is_student=scorer is self)
-        if keep.with_entropies:
-            self.kept.keep_entropies(keep.view, entropies)
+        self.kept.keep(states, scorer.module, is_student=scorer is self, entropies=entropies)
         return log_probs
 
     def _forward(
         self,
         scorer: ScoredModel[ActorConfig, ScoringModel],
         part: RankPass,
-        teachers: tuple[TeacherStates, ...] = (),
         *,
         entropy: bool = False,
         temperature: float | None = None,
     ) -> TokenScores:
-        return scorer.module(scorer.collate(part), teachers, entropy=entropy, temperature=temperature)
-
-    def _initial_states(self, part: RankPass, rows: Sequence[ScoringRow]) -> tuple[TeacherStates, ...]:
-        """Returns the kept states under the initial weights for a pass over some of `rows`; none if nothing is kept."""
-        own_rows = [rows[index] for index in part.indices]  # all but a filler
-        states = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL, required=own_rows)
-        return () if states is None else (states,)
+        return scorer.module(scorer.collate(part), entropy=entropy, temperature=temperature)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `TrainableModel.update`; adds the work since the last update (`_max`: over ranks), and the share saved."""
-        self._entropy_coefficient = self._objective.entropy.coefficient_at(step, total_steps=self._total_steps)
         return merge_metrics([super().update(batches, step=step), self.work_metrics()])
 
     def work_metrics(self) -> Metrics:
@@ -262,13 +235,8 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         )
 
     def _accumulate(self, batch: OptimizerBatch) -> list[Metrics]:
-        settings_metrics = step_metrics(
-            self._objective,
-            batch.denominators,
-            distils=batch.distillation is not None,
-            entropy_coefficient=self._entropy_coefficient,
-        )
         distillation = batch.distillation
+        settings_metrics = step_metrics(self._objective, batch.denominators, distils=distillation is not None)
         if distillation is not None and distillation.divergence.entropy_beta > 0:
             weighted = replace(distillation, token_weight=self._weighted_by_entropy(batch, distillation))
             batch = replace(batch, distillation=weighted)
@@ -276,7 +244,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def _weighted_by_entropy(self, batch: OptimizerBatch, distillation: Distillation) -> Float[Tensor, "R T"]:
         """Multiplies each token's weight by `exp(-beta H)` over the mean of it, which is over all ranks' distilled tokens."""
-        kept = self.kept.entropies_of(distillation.view)
+        kept = self.kept.entropies
         factors = torch.zeros(distillation.token_weight.shape, dtype=torch.float64)
         for number, row in enumerate(batch.rows):
             if row.row is not None and row.row in kept:
@@ -293,9 +261,9 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
         part_batch = batch.at(part.indices)
-        teachers = self._teachers(part_batch, part.rows)
-        has_entropy = self._entropy_coefficient != 0
-        scores: TokenScores = self.module(self.collate(part), tuple(teachers.values()), entropy=has_entropy)
+        teacher = self._teacher(part_batch, part.rows)
+        has_entropy = self._objective.entropy_coefficient != 0
+        scores: TokenScores = self.module(self.collate(part), teacher, entropy=has_entropy)
         if not part.indices:
             scores.log_probs.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
             return {}
@@ -309,22 +277,15 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             return zeros.flatten().index_copy(0, places, flat[: len(places)]).view_as(zeros)
 
         log_probs = by_row(scores.log_probs)
-        divergences: dict[str, Tensor] = {}
-        for name, flat_divergence in zip(teachers, scores.divergences, strict=True):
-            divergences[name] = by_row(flat_divergence)
-        entropies: TokenEntropies | None = None
-        if scores.entropies is not None:
-            entropies = TokenEntropies(values=by_row(scores.entropies), coefficient=self._entropy_coefficient)
         distillation = part_batch.distillation
 
         loss, metrics = objective(
             log_probs,
             self._terms(part_batch, sampled_log_probs, log_probs, token_weight=weights[part.indices]),
             self._objective,
-            teacher_divergence=divergences.get("teacher"),
+            teacher_divergence=None if scores.divergence is None else by_row(scores.divergence),
             divergence_settings=None if distillation is None else distillation.divergence,
-            reference_divergence=divergences.get("reference"),
-            entropies=entropies,
+            entropies=None if scores.entropies is None else by_row(scores.entropies),
         )
         loss.backward()
         if batch.old_log_probs is None:
@@ -358,19 +319,13 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
             divergence_weight=divergence_weight,
         )
 
-    def _teachers(self, batch: OptimizerBatch, rows: Sequence[ScoringRow]) -> dict[str, TeacherStates]:
-        """Returns the kept states of `rows`, which are the rows of `batch` and possibly a filler."""
-        teachers: dict[str, TeacherStates] = {}
+    def _teacher(self, batch: OptimizerBatch, rows: Sequence[ScoringRow]) -> TeacherStates | None:
+        """Returns the kept states of `rows`, which are the rows of `batch` and possibly a filler; None if none are kept."""
         distillation = batch.distillation
-        if distillation is not None:
-            distilled_rows: list[ScoringRow] = []
-            for row, token_weight in zip(batch.rows, distillation.token_weight, strict=True):
-                if token_weight.any():
-                    distilled_rows.append(row)
-            teacher = self.kept.states_for(distillation.view, rows, distillation.divergence, required=distilled_rows)
-            if teacher is not None:
-                teachers["teacher"] = teacher
-        reference = self.kept.states_for(OWN_VIEW, rows, FULL_KL)
-        if reference is not None:
-            teachers["reference"] = reference
-        return teachers
+        if distillation is None:
+            return None
+        distilled_rows: list[ScoringRow] = []
+        for row, token_weight in zip(batch.rows, distillation.token_weight, strict=True):
+            if token_weight.any():
+                distilled_rows.append(row)
+        return self.kept.states_for(rows, distillation.divergence, required=distilled_rows)

@@ -13,7 +13,7 @@ from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from cepo.config.worker_schema import ActorConfig, LoraConfig
+from cepo.config.worker_schema import LoraConfig
 from cepo.errors import ConfigError, did_you_mean
 from cepo.hardware import drawing_devices
 from cepo.models import pretrained
@@ -49,25 +49,9 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
-    fuse_adapters(wrapped)
+    if not lora.use_dora:
+        fuse_adapters(wrapped)
     return wrapped
-
-
-def check_adapter_targets(config: ActorConfig) -> None:
-    """Checks the settings as `add_adapter` does, without reading weights."""
-    settings = config.model
-    names = target_names(settings.lora.target_modules)
-    if not names:
-        return
-    model: Any = pretrained.load_model(
-        settings.model_path,
-        dtype=pretrained.torch_dtype(config.fsdp.mp_param_dtype),
-        trust_remote_code=settings.trust_remote_code,
-        override_config=settings.override_config,
-        with_weights=False,
-    )
-    excluded = pretrained.excluded_from_adapter(settings.lora, model.config)
-    require_targets(model, names, excluded=excluded)
 
 
 def target_names(target_modules: str) -> list[str]:
@@ -119,7 +103,7 @@ def _embeddings_and_head(model: Any) -> set[nn.Module]:
 
 
 def fuse_adapters(model: nn.Module) -> None:
-    """Converts every plain LoRA layer of `model` to a `FusedLoraLinear`."""
+    """Converts the LoRA layers over plain linear ones to `FusedLoraLinear`, in a model with one adapter of `add_adapter`."""
     for module in model.modules():
         if type(module) is Linear and type(module.base_layer) is nn.Linear:
             # The class alone changes: a new module would need another name for its weights, or copies of them.
@@ -130,14 +114,14 @@ class FusedLoraLinear(Linear):
     """Computes `W x + scaling * B A x` by accumulating the second product into the first.
 
     PEFT's layer computes, scales and adds `B A x` in three tensors of the output's size, and also scales the gradient.
-    Here, weights, names and gradients are the same, but the sum is rounded once instead of three times. All cases
-    except a single active adapter without dropout are left to PEFT.
+    Here, weights, names and gradients are the same, but the sum is rounded once instead of three times. The adapter has
+    neither dropout nor a bias. Without it, PEFT's layer computes.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        name = self._only_adapter(x)
-        if name is None or args or kwargs:
+        if self.disable_adapters or args or kwargs:
             return super().forward(x, *args, **kwargs)
+        (name,) = self.active_adapters
         *leading_sizes, input_size = x.shape
         flat = x.reshape(-1, input_size)  # (N, in)
         base: Any = self.base_layer
@@ -148,16 +132,3 @@ class FusedLoraLinear(Linear):
         low_rank = linear(flat, down.weight)  # (N, rank)
         result.addmm_(low_rank, up.weight.t(), alpha=self.scaling[name])
         return result.view(*leading_sizes, result.shape[-1])
-
-    def _only_adapter(self, x: Tensor) -> str | None:
-        """Returns the adapter's name if this class's formula covers the call, else None."""
-        if self.disable_adapters or self.merged or len(self.active_adapters) != 1 or self.lora_variant:
-            return None
-        name = self.active_adapters[0]
-        if name not in self.lora_A or any(self.lora_bias.values()):
-            return None
-        if not isinstance(self.lora_dropout[name], nn.Identity):
-            return None
-        modules = (self.base_layer, self.lora_A[name], self.lora_B[name])
-        has_one_type = all(module.weight.dtype == x.dtype for module in modules)
-        return name if has_one_type else None

@@ -108,7 +108,6 @@ def estimate_memory(
     algorithm = config.algorithm
     lora = actor.model.lora
     estimator = config.estimator
-    has_full_kl = algorithm.kl_penalty == "full" and not algorithm.disable_kl
     shape = shape_of_model(actor.model)
     policy = _model_memory(
         config,
@@ -116,7 +115,7 @@ def estimate_memory(
         shape,
         lora,
         copies=_weight_copies(estimator, algorithm, lora),
-        compares=estimator.distilled_view is not None or has_full_kl,
+        compares=estimator.distilled_view is not None,
     )
     models = [policy]
     if estimator.teacher.model_path is not None:
@@ -221,10 +220,6 @@ def _num_shards(config: RunConfig, settings: ActorConfig | CriticConfig) -> int:
     return config.trainer.num_devices
 
 
-def row_length(config: RunConfig) -> int:
-    return config.data.max_prompt_length + config.data.max_response_length
-
-
 def token_bytes(settings: ActorConfig | CriticConfig, shape: ModelShape) -> TokenBytes:
     """Returns the bytes of a pass's token, an upper bound for a language model of equal layers.
 
@@ -271,7 +266,7 @@ def _activations(
     A chunk has more tensors for a divergence (`compares`).
     """
     of_token = token_bytes(settings, shape)
-    tokens_of_row = row_length(config)
+    tokens_of_row = config.data.longest_row
     updated_rows = settings.micro_batch_size_per_device_for_update
     scored_rows = settings.micro_batch_size_per_device_for_experience
     layers = scored_rows * tokens_of_row * of_token.scored

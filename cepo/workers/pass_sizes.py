@@ -26,7 +26,6 @@ from cepo.workers.memory import (
     estimate_memory,
     gib,
     read_shape,
-    row_length,
     token_bytes,
 )
 
@@ -101,7 +100,7 @@ def needs_of(config: RunConfig, settings: ActorConfig | CriticConfig, *, with_vl
         of_teacher = token_bytes(settings, teacher_shape)
         scored = max(of_token.scored, of_teacher.scored)
         of_token = of_token._replace(scored=scored)
-    return PassNeeds(bound_in_passes(memory), of_token, tokens=row_length(config))
+    return PassNeeds(bound_in_passes(memory), of_token, tokens=config.data.longest_row)
 
 
 def choose(needs: PassNeeds, *, free: int, card: int) -> PassSizes:

@@ -231,7 +231,7 @@ class TokenScores(NamedTuple):
     log_probs: Float[Tensor, " N"]
     hidden: Float[Tensor, "N H"]  # the last hidden states before the tokens
     entropies: Float[Tensor, " N"] | None  # of the tokens' distributions in nats; None if not asked for
-    divergences: tuple[Tensor, ...]  # (N,) for each teacher
+    divergence: Float[Tensor, " N"] | None  # from the teacher; None without one
 
 
 class ScoringModel(nn.Module):
@@ -262,7 +262,7 @@ class ScoringModel(nn.Module):
     def forward(
         self,
         batch: CollatedRows,
-        teachers: Sequence[TeacherStates] = (),
+        teacher: TeacherStates | None = None,
         *,
         entropy: bool = False,
         temperature: float | None = None,
@@ -274,31 +274,14 @@ class ScoringModel(nn.Module):
         chunk_tokens = head_chunk_tokens(hidden.device, head.weight.shape[0])
         log_probs: Tensor | None = None
         entropies: Tensor | None = None
-        divergences: tuple[Tensor, ...] = ()
+        divergence: Tensor | None = None
         if entropy:
             log_probs, entropies = log_probs_and_entropies(
                 hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk_tokens
             )
-        if teachers:
-            log_probs, divergences = self._divergences(batch, hidden, teachers, temperature=temperature)
-        if log_probs is None:
-            log_probs = target_log_probs(
-                hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk_tokens
-            )
-        return TokenScores(log_probs, hidden, entropies, divergences)
-
-    def _divergences(
-        self, batch: CollatedRows, hidden: Tensor, teachers: Sequence[TeacherStates], *, temperature: float
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Returns the log-probs (N,), and one divergence (N,) per teacher."""
-        head = output_head(self.base)
-        log_probs: list[Tensor] = []
-        divergences: list[Tensor] = []
-        for teacher in teachers:
-            teacher_head = head
-            if teacher.head is not None:
-                teacher_head = replaced_weight(head, teacher.head.to(hidden))
-            teacher_log_probs, divergence = chunked_divergence(
+        if teacher is not None:
+            teacher_head = head if teacher.head is None else replaced_weight(head, teacher.head.to(hidden))
+            log_probs, divergence = chunked_divergence(
                 hidden,
                 teacher.hidden.to(hidden),
                 head,
@@ -308,9 +291,11 @@ class ScoringModel(nn.Module):
                 temperature=temperature,
                 chunk_tokens=divergence_chunk_tokens(hidden.device, vocabulary=head.weight.shape[0]),
             )
-            log_probs.append(teacher_log_probs)
-            divergences.append(divergence)
-        return log_probs[0], tuple(divergences)  # every comparison computes the student's log-probs
+        if log_probs is None:
+            log_probs = target_log_probs(
+                hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk_tokens
+            )
+        return TokenScores(log_probs, hidden, entropies, divergence)
 
 
 class ValueModel(nn.Module):

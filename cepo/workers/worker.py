@@ -18,11 +18,10 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import ActorConfig, CriticConfig
-from cepo.data.batch import CriticBatch, InitialScores, Kept, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, Kept, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError
 from cepo.files.trees import Fields
 from cepo.losses import available_losses, build_loss
-from cepo.losses.entropy import EntropyTerm
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.registry import section_of
 from cepo.metrics import Metrics, max_value
@@ -86,7 +85,7 @@ class WorkerSpec:
             plugins=tuple(config.trainer.plugins),
             total_steps=total_steps,
             seed=config.trainer.seed,
-            longest_row=config.data.max_prompt_length + config.data.max_response_length,
+            longest_row=config.data.longest_row,
         )
 
     def with_pass_needs(self, config: RunConfig, *, with_vllm: bool) -> WorkerSpec:
@@ -210,9 +209,9 @@ class Worker:
         self._end_sampling()
         return self.actor.score_teacher(rows, keep=keep)
 
-    def score_initial(self, rows: Sequence[ScoringRow], *, with_kl: bool = False) -> list[InitialScores]:
+    def score_initial(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         self._end_sampling()
-        return self.actor.score_initial(rows, with_kl=with_kl)
+        return self.actor.score_initial(rows)
 
     def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         self._end_sampling()
@@ -270,11 +269,7 @@ def objective_settings(actor: ActorConfig, kl: KlInLoss, *, plugins: Sequence[st
             load_plugin(plugin)
     return ObjectiveSettings(
         loss=build_loss(actor.loss_type, section_of(actor.loss_type, vars(actor))),
-        entropy=EntropyTerm(
-            coefficient=actor.entropy_coef,
-            final_coefficient=actor.entropy_coef_final,
-            num_steps=actor.entropy_coef_steps,
-        ),
+        entropy_coefficient=actor.entropy_coef,
         rollout_is=actor.rollout_is,
         rollout_is_threshold=actor.rollout_is_threshold,
         kl_penalty=kl.penalty,

@@ -338,7 +338,7 @@ def run(config: RunConfig, processing: Processing, case: Case, peaks: Peaks) -> 
     from testing.rows import optimizer_batch
 
     own, teachers = named_rows(rows_of_views(case.model, processing))
-    longest_row = config.data.max_prompt_length + config.data.max_response_length
+    longest_row = config.data.longest_row
     actor = Actor(
         config.worker.actor,
         processing,

@@ -177,7 +177,7 @@ def actor_step(
     from cepo.types import Distillation, DivergenceConfig
 
     scored = actor.score(own) + actor.score_teacher(teacher, keep=Kept(VIEW))
-    scored += [scores.log_probs for scores in actor.score_initial(own)] + actor.entropies(own)
+    scored += actor.score_initial(own) + actor.entropies(own)
     batch = optimizer_batch(own)
     mask = batch.response_mask
     batch = dataclasses.replace(

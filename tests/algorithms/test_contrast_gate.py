@@ -104,7 +104,6 @@ def test_floor_1_or_lambda_0_is_grpo_and_reads_no_teacher(
 
 
 def test_a_rollout_without_a_reference_is_grpos() -> None:
-    """As are those of a group that is all wrong by the verifier, with `mixed_groups_only`."""
     batch = batch_of()
     shown = torch.tensor([False, True] * 6)
     views: dict[str, Tensor] = {}
@@ -116,12 +115,6 @@ def test_a_rollout_without_a_reference_is_grpos() -> None:
     gated = advantages_of("contrast_gate", partly)
     assert same_bits(gated[~shown], plain[~shown])
     assert not torch.equal(gated[shown], plain[shown])
-
-    all_wrong = dataclasses.replace(batch, correct=batch.correct & (batch.group_ids != 0))
-    of_mixed = advantages_of("contrast_gate", all_wrong, weight={"mixed_groups_only": True})
-    is_first = batch.group_ids == 0
-    assert same_bits(of_mixed[is_first], plain[is_first])
-    assert not torch.equal(of_mixed[~is_first], plain[~is_first])
 
 
 def test_by_default_a_group_without_a_wrong_reference_is_grpos() -> None:

@@ -37,8 +37,7 @@ SHOWN = table("""
 """)
 EVIDENCE = {**GROUP, **SHOWN} | table("""
     advantage: {reward_low: 0.0, reward_high: 1.0, lam: 1.0, state_weight: none, baseline: group}
-    weight: {lambda_init: 0.5, lambda_schedule: linear, lambda_decay_steps: 25, lambda_warmup_steps: 0, clip_radius: 0.5,
-             mixed_groups_only: false}
+    weight: {lambda_init: 0.5, lambda_schedule: linear, lambda_decay_steps: 25, lambda_warmup_steps: 0, clip_radius: 0.5}
 """)
 DISTILLATION = {**GROUP, **SHOWN} | table("""
     distillation:

@@ -195,7 +195,6 @@ TEXTS_OF_RECORDS = {
     "worker.actor.loss_type",
     "worker.actor.model.lora.target_modules",
     "worker.actor.model.lora.exclude_modules",
-    "worker.rollout.speculative_config",
     "worker.rollout.val_override_config",
 }
 """What may be any text or mapping: names of columns and of modules of a model, variables of a template in its sandbox."""

@@ -71,7 +71,7 @@ class Scenario:
     has_teacher_model: bool = False
     share: str = "mixed"
     distils: bool = False
-    full_reference: bool = False
+    with_reference: bool = False
     loss_type: str = "default"
     num_steps: int = 1
 
@@ -103,7 +103,7 @@ ACTORS: Mapping[str, Scenario] = {
         },
         share="one empty",
     ),
-    ADAPTER: Scenario(settings=_ADAPTED, teacher=REFERENCE, share="one empty", full_reference=True, num_steps=2),
+    ADAPTER: Scenario(settings=_ADAPTED, teacher=REFERENCE, share="one empty", with_reference=True, num_steps=2),
     QLORA: Scenario(settings=_ADAPTED | {"model.lora.quantization": "nf4"}, teacher=REFERENCE, num_steps=2),
     TAUGHT: Scenario(settings={"fsdp.enable_rank0_init": True}, has_teacher_model=True, distils=True),
     COMPILED: Scenario(
@@ -231,12 +231,14 @@ class Share:
 
 
 def build_actor(folder: Path, scenario: Scenario) -> Actor:
-    kl = [f"algorithm.disable_kl={not scenario.full_reference}", "algorithm.use_kl_loss=true", "algorithm.kl_coef=0.1"]
+    kl = [f"algorithm.disable_kl={not scenario.with_reference}", "algorithm.use_kl_loss=true", "algorithm.kl_coef=0.1"]
     settings = _EVERYWHERE | {"loss_type": scenario.loss_type} | dict(scenario.settings)
     teacher = TeacherConfig(model_path=str(folder)) if scenario.has_teacher_model else scenario.teacher
     # Traced in both directions as for kernels; g++ would take minutes to make them.
     building.compile_decoder = functools.partial(compile_decoder, backend="aot_eager")
-    return actors.build_actor(folder, *kl, "algorithm.kl_penalty=full", teacher=teacher, temperature=0.9, **settings)
+    return actors.build_actor(
+        folder, *kl, "algorithm.kl_penalty=low_var_kl", teacher=teacher, temperature=0.9, **settings
+    )
 
 
 def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
@@ -314,12 +316,9 @@ def actor_step(actor: Actor, share: Share, scenario: Scenario, outcome: Outcome,
     teacher = score(hinted(actor._processing, share.rows), keep=kept)
     outcome.scores |= {f"student {step}": share.by_number(scores), f"teacher {step}": share.by_number(teacher)}
     reference = None
-    if scenario.full_reference:
-        initial = actor.score_initial(share.rows, with_kl=True)
-        reference = [scores.log_probs for scores in initial]
-        divergence = [scores.kl for scores in initial if scores.kl is not None]
+    if scenario.with_reference:
+        reference = actor.score_initial(share.rows)
         outcome.scores |= {f"reference {step}": share.by_number(reference)}
-        outcome.scores |= {f"divergence {step}": share.by_number(divergence)}
     distillation = None
     if scenario.distils:
         distillation = Distillation(

@@ -54,7 +54,7 @@ def test_averages_and_penalties_are_those_that_the_config_takes() -> None:
     averages = get_type_hints(ActorConfig)["loss_avg_mode"]
     penalties = get_type_hints(AlgorithmConfig)["kl_penalty"]
     assert get_args(averages) == AGGREGATIONS
-    assert get_args(penalties) == (*KL_PENALTIES, "full")
+    assert get_args(penalties) == KL_PENALTIES
 
 
 @pytest.mark.parametrize("loss_type", ["gspo", "gspo_token"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cepo.models.head import _log_probs_by_torch, can_have_kernels, kernel_agrees
+from cepo.models.head import _kernel_works, _log_probs_by_torch, kernel_agrees
 
 CPU = torch.device("cpu")
 
@@ -44,5 +44,5 @@ def test_a_kernel_that_cannot_run_is_named(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_processor_has_no_kernels() -> None:
-    assert not can_have_kernels(CPU, torch.float32)
-    assert not can_have_kernels(torch.device("cuda"), torch.float64)
+    assert not _kernel_works(CPU, torch.float32)
+    assert not _kernel_works(torch.device("cuda"), torch.float64)

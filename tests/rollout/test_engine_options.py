@@ -98,15 +98,6 @@ def test_adapters_are_served_on_the_named_layers_alone() -> None:
     assert options((9, 0), adapted_layers=("k_proj", "q_proj"))["lora_target_modules"] == ["k_proj", "q_proj"]
 
 
-def test_speculation_reaches_vllm_on_a_gpu_alone() -> None:
-    """vLLM's CPU build 0.32 gave an index of 2,101,404,980 for one of 500 tokens when it was tried."""
-    speculation = {"method": "ngram", "num_speculative_tokens": 4}
-    assert options((9, 0))["speculative_config"] is None
-    assert options((9, 0), speculative_config=speculation)["speculative_config"] == speculation
-    with pytest.raises(EngineError, match=r"speculative_config is .*ngram.* needs a GPU"):
-        options(None, speculative_config=speculation)
-
-
 @pytest.mark.parametrize(
     ("capability", "words"),
     [((8, 9), None), ((9, 0), None), ((12, 0), None), ((8, 6), "this one's is 8.6"), (None, "there is none")],

@@ -11,27 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from generator_cases import picture, reference_model
 from training_runs import (
     ONE_STEP,
     REPOSITORY,
     TWO_TEACHERS,
-    BuildActor,
     Train,
     actor_of,
     around,
-    batch_of,
     differing,
-    encoded,
     parameters_of,
-    reference_logits,
-    rows_of,
 )
 
-from cepo.algorithms.settings import TeacherConfig
-from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
-from cepo.workers.teacher_weights import TeacherWeights
 
 pytestmark = pytest.mark.heavy
 
@@ -69,38 +60,6 @@ def test_the_critic_alone_is_trained_during_its_warm_up(train: Train) -> None:
     assert differing(before, finished.parameters) == []
     assert finished.actor.module.encoder._known == {}, "features of a step's images are freed at its end"
     assert all("critic/vf_loss" in row for row in finished.steps)
-
-
-def kl_of(actor: Any, rows: Any) -> list[Any]:
-    return [scores.kl for scores in actor.score_initial(rows, with_kl=True) if scores.kl is not None]
-
-
-def test_the_full_kl_is_that_of_plain_transformers(
-    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing
-) -> None:
-    actor, model = build_actor(optim__lr=1e-2), reference_model(tiny_model_folder)
-    actor.initial_weights = TeacherWeights(actor.module, TeacherConfig(source="reference"))
-    rows = rows_of([encoded(tiny_processing, "Find x.", picture(1))], [4, 9])
-    scores = actor.score(rows)
-    assert torch.cat(kl_of(actor, rows)).abs().max() < 1e-6
-    actor.update([batch_of(rows, [1.0, 1.0], scores)], step=0)
-    measured = kl_of(actor, rows)
-    initial = [reference_logits(model, row).log_softmax(dim=1) for row in rows]
-    weights = {name.removeprefix("model."): value for name, value in parameters_of(actor).items()}
-    model.load_state_dict(weights, strict=False)
-    for row, values, before in zip(rows, measured, initial, strict=True):
-        now = reference_logits(model, row).log_softmax(dim=1)
-        torch.testing.assert_close(values, (now.exp() * (now - before)).sum(dim=1), atol=1e-6, rtol=1e-4)
-        assert float(values.min()) > 1e-6
-
-
-@pytest.mark.parametrize("in_loss", ["true", "false"])
-def test_a_full_kl_trains_in_the_loss_and_in_the_reward(in_loss: str, train: Train) -> None:
-    settings = ["algorithm.disable_kl=false", "algorithm.kl_penalty=full", "algorithm.kl_coef=0.1"]
-    first, second = train(*settings, f"algorithm.use_kl_loss={in_loss}").steps
-    assert first["critic/kl"] == pytest.approx(0.0, abs=1e-6)
-    assert second["critic/kl"] > 1e-7
-    assert ("actor/kl_loss" in second) == (in_loss == "true")
 
 
 ROW_BY_ROW = [

@@ -77,7 +77,7 @@ def test_an_adapters_checkpoint_scores_as_plain_peft_does(
     else:
         base = reference_model(tiny_model_folder)
     without = reference_log_probs(base, rows)
-    assert largest_gap([scores.log_probs for scores in done.actor.score_initial(rows)], without) < LOG_PROBS
+    assert largest_gap(done.actor.score_initial(rows), without) < LOG_PROBS
     with_adapter = reference_log_probs(PeftModel.from_pretrained(base, adapter_of(done)).eval(), rows)
     assert largest_gap(done.actor.score(rows), with_adapter) < LOG_PROBS
     assert largest_gap(without, with_adapter) > 0.01

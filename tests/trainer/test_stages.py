@@ -110,12 +110,6 @@ def test_an_adaptive_coefficient_follows_the_mean_over_rows() -> None:
     assert coefficient == pytest.approx(0.1 * 1.01)
 
 
-def test_a_kl_over_the_vocabulary_is_taken_where_it_was_measured() -> None:
-    rewards, metrics, _ = penalised(torch.tensor([[0.5, 1.0], [2.0, 9.0]]), kl_penalty="full")
-    assert metrics["critic/kl"] == pytest.approx((0.75 + 2.0) / 2)
-    torch.testing.assert_close(rewards, torch.tensor([[-0.05, 0.9], [-0.2, 0.0]]))
-
-
 def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
     rewards, metrics, _ = penalised(KL, kl_penalty="kl", use_kl_loss=True)
     assert metrics == {"critic/kl": pytest.approx(1.25 * LOG2)}

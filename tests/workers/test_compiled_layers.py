@@ -74,7 +74,7 @@ def actor_of(folder: Path, *, compiles: bool, **settings: Any) -> Actor:
 def found_by(actor: Actor, rows: list[ScoringRow]) -> tuple[torch.Tensor, torch.Tensor]:
     """The log-probs with and without the adapter, and the gradient, which is computed first."""
     gradient = torch.cat([part.flatten() for part in gradients_of(actor, optimizer_batch(rows))])
-    log_probs = [*actor.score(rows), *(scores.log_probs for scores in actor.score_initial(rows[1:]))]
+    log_probs = [*actor.score(rows), *actor.score_initial(rows[1:])]
     return torch.cat(log_probs), gradient
 
 
