@@ -14,6 +14,7 @@ MOVED: Mapping[str, str] = {
     "config.recorded": "config.untrusted_record",
     "credit.session": "credit.resources",
     "data.contexts": "data.prompts",
+    "data.rules": "data.row_settings",
     "doctor": "commands",
     "doctor.machine": "commands.machine",
     "credit.tables": "credit.credit_page",

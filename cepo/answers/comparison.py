@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cepo.answers.algebra import same_algebra, same_equation
 from cepo.answers.choices import chosen, letters_of_truth, same_letters_together
-from cepo.answers.datetimes import date_of, same_date, same_time, time_of
+from cepo.answers.datetimes import date_of, ends_of_time_range, same_date, same_time, time_of
 from cepo.answers.exact_numbers import PI, Real, as_float, near, same_value
 from cepo.answers.literals import (
     Range,
@@ -135,6 +135,10 @@ def _same_literal(answer: str, truth: str, closeness: _Closeness) -> bool | None
     right_date = date_of(truth)
     if right_date is not None:
         return is_same_text or (date is not None and same_date(date, right_date))
+    right_ends = ends_of_time_range(truth)
+    if right_ends is not None:
+        ends = ends_of_time_range(answer)
+        return ends is not None and all(map(same_time, ends, right_ends))
     verdict = _same_time_of_day(answer, truth)
     if verdict is not None:
         return verdict

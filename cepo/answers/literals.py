@@ -142,7 +142,8 @@ _SYMBOLS_OF_ELEMENTS = """
 """
 _ELEMENTS = frozenset(_SYMBOLS_OF_ELEMENTS.split())
 _ATOM = re.compile(r"[A-Z][a-z]?")
-_FORMULA = re.compile(r"\d*(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*){2,}\)\d*){1,12}(?:\^?\d?[+-])?")
+_MOLECULE = r"\d*(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*){2,}\)\d*){1,12}"
+_FORMULA = re.compile(rf"{_MOLECULE}(?:\\cdot{_MOLECULE}|\^?\d?[+-])?")
 
 
 def formula_of(text: str) -> str:
