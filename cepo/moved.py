@@ -23,6 +23,7 @@ MOVED: Mapping[str, str] = {
     "integrations.gathered": "integrations.adapter",
     "models.fused_decoding": "models.cpu.fused_decoding",
     "models.inputs": "models.interface",
+    "rewards.answers": "rewards",
     "rewards.functions": "rewards.contract",
     "rewards.serving": "rewards.worker_process",
     "runtime.reach": "runtime.network",

@@ -8,7 +8,7 @@ from itertools import dropwhile
 from typing import Literal
 
 from cepo.answers.boxes import last_marked_answer
-from cepo.answers.choices import chosen
+from cepo.answers.choices import chosen, letters_of_truth
 from cepo.answers.datetimes import date_of, time_of
 from cepo.answers.literals import range_of
 from cepo.answers.numbers import value_of
@@ -81,7 +81,6 @@ _EMPHASIS = re.compile(r"\*\*(?![\d(])|(?<![\d)])\*\*|__")
 _LETTERS_ALONE = re.compile(r"[\s*_]*\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*[\s.*_:]*")
 _BOLD_LETTER = re.compile(r"(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
 _LETTER_BEFORE_ITS_TEXT = re.compile(r"\A\W*[A-J]\W+(?=\w)")
-_LETTERS_OF_TRUTH = re.compile(r"\s*[A-J](?:\s*,\s*[A-J])*\s*")
 _NUMBERED_LINE = re.compile(r"\s*\d[.)]\s")
 _YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE)
 _BOTH = r"\s*(?:or|and|/)\s*"
@@ -251,8 +250,8 @@ def _is_quantity(text: str) -> bool:
 
 
 def kind_of(truth: str) -> AnswerKind:
-    """Returns `choice` for one or more letters from A to J, `numeric` for one number, else `text`."""
-    if _LETTERS_OF_TRUTH.fullmatch(truth):
+    """Returns `choice` for one or more letters as in `letters_of_truth`, `numeric` for one number, else `text`."""
+    if letters_of_truth(truth):
         return "choice"
     return "numeric" if is_number(truth) else "text"
 

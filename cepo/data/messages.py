@@ -36,7 +36,7 @@ _CONTENT_KEYS = {
 """The keys that can hold the content of a part, by what it is."""
 _HINTS = ("type", "detail")
 """Keys of a part that say nothing about its content."""
-_WRITTEN = re.compile(r"""[\s\\\ufeff]*\w*[\[({"']""")
+_WRITTEN = re.compile(r"""[\s\\]*\w*[\[({"']""")
 """The beginning of a list, a mapping, a text or bytes as JSON or Python writes them."""
 _HAS_ROLE = re.compile(r"""["'](?:role|from)[\\"']+\s*:""")
 _HAS_CONTENT = re.compile(r"""["'](?:content|value|text)[\\"']+\s*:""")
