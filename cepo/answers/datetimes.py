@@ -34,7 +34,8 @@ _DATE_IN_DIGITS = re.compile(
     r"(?P<first>\d{1,2})\s*(?P<sign>[-/.])\s*(?P<second>\d{1,2})\s*(?P=sign)\s*(?P<year>\d{4}|(?<=[/])\s*\d{2})"
 )
 _TIME = re.compile(
-    r"(?P<hour>\d{1,2})(?::|\.(?=\d\d\s*[ap]\.))(?P<minute>\d{2}|0)(?::(?P<second>\d{2}))?\s*(?:(?P<half>[ap])\.?\s?m\.?)?", re.IGNORECASE
+    r"(?P<hour>\d{1,2})(?::|\.(?=\d\d\s*[ap]\.))(?P<minute>\d{2}|0)(?::(?P<second>\d{2}))?\s*(?:(?P<half>[ap])\.?\s?m\.?)?",
+    re.IGNORECASE,
 )
 _FULL_HOUR = re.compile(r"(?P<hour>\d{1,2})\s*(?:(?P<half>[ap])\.?\s?m\.?|o'clock)", re.IGNORECASE)
 _TO = re.compile(r"\s*(?:-+|\bto\b)\s*")
