@@ -65,7 +65,7 @@ class RowRules:
 
 
 class ProblemRules:
-    """The name that scripts of development versions use; `ProblemSet` takes the section `data` of the configuration."""
+    """A former name: `ProblemSet` takes the section `data` of the configuration."""
 
     @staticmethod
     def of(config: DataConfig) -> DataConfig:
