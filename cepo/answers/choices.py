@@ -41,10 +41,10 @@ _LETTER_BEFORE_A_REASON = re.compile(
     r"|([A-J])\s+is\s+(?:the\s+)?(?:correct|right|best)\b|([A-J])\s*(?:,\s*(?:因为|由于)|是?正确|选?项)"
 )
 _BOLD_LETTER = re.compile(
-    r"\s*(?:\*\*|\\textbf\{)\s*\(?([A-J])\)?\s*[.:]?\s*(?:\*\*|\})\s*"
-    r"(?!\s|and\b|or\b|is\s+(?:not|wrong|incorrect|false|too)\b|isn't|cannot|[,&/]\s*(?:\*\*|[A-J]\b))"
+    r"\s*(?:\*\*|\\textbf\{)\s*\(?([A-J])\)?\s*(?:\*\*|\})\s*"
+    r"(?::|is\s(?!(?:false|too|excluded|impossible|unlikely)\b))"
 )
-"""`**B** is what the graph shows`, but not `**B** is wrong` or `**A**, **C**`."""
+"""`**B**: 14 cm` and `**B** is what the graph shows`, but not `**B** is wrong` or `**B** can be excluded`."""
 _LETTER_BEHIND_TEXT = re.compile(r"[^()]*[^()\s]\s+\(([A-J])\)[.\s]*")
 """`43.5 million (A)`"""
 _NEGATION = re.compile(r"\b(?:not|neither|nor|no|except|wrong|incorrect)\b|n't\b|不", re.IGNORECASE)

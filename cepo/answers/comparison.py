@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from cepo.answers.algebra import same_algebra, same_equation
 from cepo.answers.choices import chosen, letters_of_truth, same_letters_together
-from cepo.answers.datetimes import date_of, same_date, same_time, time_of
+from cepo.answers.datetimes import date_of, ends_of_time_range, same_date, same_time, time_of
 from cepo.answers.exact_numbers import PI, Real, as_float, near, same_value
 from cepo.answers.literals import (
-    Range,
     formula_of,
     is_positive_difference,
     order_of,
@@ -93,8 +92,6 @@ class _Closeness:
     def allows(self, value: Real, right_value: Real) -> bool:
         if same_value(value, right_value):
             return True
-        if not self.tolerance and self.decimals is None:
-            return False
         number = as_float(value)
         right_number = as_float(right_value)
         if number is None or right_number is None:
@@ -105,8 +102,10 @@ class _Closeness:
 
 
 def _equal(answer: str, truth: str, closeness: _Closeness) -> bool:
+    if answer.strip() == truth.strip():
+        return bool(truth.strip())
     if max(len(answer), len(truth)) > LONGEST_ANSWER:
-        return answer.strip() == truth.strip() != ""
+        return False
     verdict = _same_literal(answer, truth, closeness)
     if verdict is not None:
         return verdict
@@ -130,11 +129,14 @@ def _equal(answer: str, truth: str, closeness: _Closeness) -> bool:
 
 def _same_literal(answer: str, truth: str, closeness: _Closeness) -> bool | None:
     """Compares texts whose signs are no arithmetic; None if the truth is none of them and the answer may be arithmetic."""
-    is_same_text = answer.strip() == truth.strip()
     date = date_of(answer)
     right_date = date_of(truth)
     if right_date is not None:
-        return is_same_text or (date is not None and same_date(date, right_date))
+        return date is not None and same_date(date, right_date)
+    right_ends = ends_of_time_range(truth)
+    if right_ends is not None:
+        ends = ends_of_time_range(answer)
+        return ends is not None and all(map(same_time, ends, right_ends))
     verdict = _same_time_of_day(answer, truth)
     if verdict is not None:
         return verdict
@@ -145,16 +147,16 @@ def _same_literal(answer: str, truth: str, closeness: _Closeness) -> bool | None
     right_range = range_of(truth)
     stated_range = range_of(answer)
     if right_range is not None and (right_range.sign == "-" or stated_range is not None):
-        return stated_range is not None and _same_range(stated_range, right_range, closeness)
+        return stated_range is not None and _same_quantities(stated_range.ends, right_range.ends, closeness)
     right_size = size_of(truth)
     if right_size:
-        return _same_size(size_of(answer), right_size, closeness)
+        return _same_quantities(size_of(answer), right_size, closeness)
     right_formula = formula_of(truth)
     if right_formula:
         return formula_of(answer) == right_formula
     has_groups = bool(telephone_number_of(answer) or order_of(answer)) and not is_positive_difference(answer)
     is_range = stated_range is not None and not stated_range.is_arithmetic and stated_range.sign == "-"
-    return is_same_text if date is not None or has_groups or is_range else None
+    return False if date is not None or has_groups or is_range else None
 
 
 def _same_time_of_day(answer: str, truth: str) -> bool | None:
@@ -162,18 +164,13 @@ def _same_time_of_day(answer: str, truth: str) -> bool | None:
     right_time = time_of(truth)
     time = time_of(answer)
     if right_time is None:
-        return answer.strip() == truth.strip() if time is not None and time.is_certain else None
+        return False if time is not None and time.is_certain else None
     if time is not None:
         return same_time(time, right_time)
     return False if right_time.is_no_reduced_ratio else None
 
 
-def _same_range(stated: Range, expected: Range, closeness: _Closeness) -> bool:
-    same = _Comparison(closeness).same_part
-    return same(stated.first, expected.first) and same(stated.second, expected.second)
-
-
-def _same_size(stated: tuple[str, ...], expected: tuple[str, ...], closeness: _Closeness) -> bool:
+def _same_quantities(stated: tuple[str, ...], expected: tuple[str, ...], closeness: _Closeness) -> bool:
     same = _Comparison(closeness).same_part
     return len(stated) == len(expected) and all(map(same, stated, expected))
 

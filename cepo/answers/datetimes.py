@@ -34,9 +34,11 @@ _DATE_IN_DIGITS = re.compile(
     r"(?P<first>\d{1,2})\s*(?P<sign>[-/.])\s*(?P<second>\d{1,2})\s*(?P=sign)\s*(?P<year>\d{4}|(?<=[/])\s*\d{2})"
 )
 _TIME = re.compile(
-    r"(?P<hour>\d{1,2}):(?P<minute>\d{2}|0)(?::(?P<second>\d{2}))?\s*(?:(?P<half>[ap])\.?\s?m\.?)?", re.IGNORECASE
+    r"(?P<hour>\d{1,2})(?::|\.(?=\d\d\s*[ap]\.))(?P<minute>\d{2}|0)(?::(?P<second>\d{2}))?\s*(?:(?P<half>[ap])\.?\s?m\.?)?",
+    re.IGNORECASE,
 )
 _FULL_HOUR = re.compile(r"(?P<hour>\d{1,2})\s*(?:(?P<half>[ap])\.?\s?m\.?|o'clock)", re.IGNORECASE)
+_TO = re.compile(r"\s*(?:-+|\bto\b)\s*")
 _MARKUP = re.compile(r"\\(?:text|textrm|mathrm|textbf|mathbf)(?![A-Za-z])|\\[,;: ]|[${}~]|\*\*")
 _NOON = 12
 _HOURS_OF_DAY = 24
@@ -129,6 +131,13 @@ def time_of(text: str) -> Time | None:
         half=parts["half"].lower(),
         is_padded=hour.startswith("0") or has_padded_minute,
     )
+
+
+def ends_of_time_range(text: str) -> tuple[Time, Time] | None:
+    """Returns the times from which and to which `10:00 - 11:30 a.m.` goes; None if the text is no such range."""
+    first, *rest = [time_of(side) for side in _TO.split(_plain(text))]
+    last = rest[0] if len(rest) == 1 else None
+    return None if first is None or last is None else (first, last)
 
 
 def same_time(first: Time, second: Time) -> bool:

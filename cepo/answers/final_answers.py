@@ -8,7 +8,7 @@ from itertools import dropwhile
 from typing import Literal
 
 from cepo.answers.boxes import last_marked_answer
-from cepo.answers.choices import chosen
+from cepo.answers.choices import chosen, letters_of_truth
 from cepo.answers.datetimes import date_of, time_of
 from cepo.answers.literals import range_of
 from cepo.answers.numbers import value_of
@@ -19,7 +19,7 @@ AnswerKind = Literal["choice", "yes_no", "numeric", "text"]
 _END_OF_THINKING = re.compile(r"</(?:think|thinking|thought|reasoning)>|\[/think\]|◁/think▷", re.IGNORECASE)
 _CUE = re.compile(
     r"(?:\bthe\s+)?(?:\b(?:final|correct|right|best)\s+)?\banswer\b(?:\s+to\s+[^.:\n]{0,60}?)?[\s*_]*"
-    r"(?:\bis\b|\bare\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)[\s*_:]*"
+    r"(?:\bis(?:\b|(?=n't\b))|\bare\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)[\s*_:]*"
     r"|\bfinal\s+answer[\s*_#:]*\n[\s*_]*"
     r"|\b(?:correct|right|best)\s+(?:option|choice)[\s*_]*(?:\bis\b|:)[\s*_:]*"
     r"|\bi\s+(?:would\s+)?(?:choose|select|pick|go\s+with)\s+(?:option\s+)?(?=[*(]*[A-J]\b)"
@@ -68,7 +68,7 @@ _END_OF_ANSWER = re.compile(
     r"[.?](?=\s+[A-Z(*\"“]|\s*\Z)|!(?=\s+[A-Z])|[。！？；，]|[;:](?=\s+[A-Za-z])"
     r"|,(?=\s+(?:(?!and\b|or\b|[^\s=]+\s*=)[A-Za-z(]|and\s+(?:not|it|this|that|so|there)\b))"
     r"|\s+(?=(?:because|since|which|that|as|when|where|while|due|so|according|and\s+not|but|not)\s)"
-    r"|\s+(?=(?:in|on|at|for|from)\s+[a-z]{2}|of\s+(?:the|all|them|these|those|its|people)\b|(?:in|of)\s+(?:19|20)\d\d\b)"
+    r"|\s+(?=(?:in|on|at|for|from)\s+[a-z]{2}|for\s+\d|of\s+(?:the|all|them|these|those|its|people)\b|(?:in|of)\s+(?:19|20)\d\d\b)"
     r"|\s+(?=[(（])|\s+[-–—]\s+(?=[A-Za-z])"
 )
 """Where a stated number or option may end and prose may begin."""
@@ -81,10 +81,10 @@ _EMPHASIS = re.compile(r"\*\*(?![\d(])|(?<![\d)])\*\*|__")
 _LETTERS_ALONE = re.compile(r"[\s*_]*\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*[\s.*_:]*")
 _BOLD_LETTER = re.compile(r"(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
 _LETTER_BEFORE_ITS_TEXT = re.compile(r"\A\W*[A-J]\W+(?=\w)")
-_LETTERS_OF_TRUTH = re.compile(r"\s*[A-J](?:\s*,\s*[A-J])*\s*")
 _NUMBERED_LINE = re.compile(r"\s*\d[.)]\s")
 _YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE)
-_YES_OR_NO = re.compile(r"\byes\s*(?:or|/)\s*no\b|\bno\s*(?:or|/)\s*yes\b", re.IGNORECASE)
+_BOTH = r"\s*(?:or|and|/)\s*"
+_YES_OR_NO = re.compile(rf"\byes{_BOTH}no\b|\bno{_BOTH}yes\b", re.IGNORECASE)
 _FIRST_WORD = re.compile(
     r"[\s*_\"“(]*(?:(?:so|thus|therefore|hence|wait|actually)\s*,?\s+)?(?P<word>yes|no)\b(?P<end>\W*\Z|\s*[,;:–—])?",
     re.IGNORECASE,
@@ -106,6 +106,7 @@ def final_answer(text: str, kind: AnswerKind | None = None, choices: Sequence[st
         kind: what the answer is: `choice`, `yes_no`, `numeric` or `text`; None if that is not known.
         choices: the options' texts in the order of their letters.
     """
+    text = text.replace("’", "'")
     behind_thinking, *rest = _behind_thinking_first(text)
     answer = _answer_in(behind_thinking, kind, choices)
     if answer is not None or not rest:
@@ -249,8 +250,8 @@ def _is_quantity(text: str) -> bool:
 
 
 def kind_of(truth: str) -> AnswerKind:
-    """Returns `choice` for one or more letters from A to J, `numeric` for one number, else `text`."""
-    if _LETTERS_OF_TRUTH.fullmatch(truth):
+    """Returns `choice` for one or more letters as in `letters_of_truth`, `numeric` for one number, else `text`."""
+    if letters_of_truth(truth):
         return "choice"
     return "numeric" if is_number(truth) else "text"
 

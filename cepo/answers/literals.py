@@ -36,10 +36,9 @@ _FEWEST_DIGITS_OF_A_TELEPHONE_NUMBER = 7
 
 @dataclass(frozen=True)
 class Range:
-    """A range from `first` to `second`, each with its unit, as texts."""
+    """A range between two `ends`, each with its unit, as texts."""
 
-    first: str
-    second: str
+    ends: tuple[str, str]
     sign: str
     is_arithmetic: bool
     """Whether the text may also be a difference: `180-60`, but not `10-20` or `1998-2005`."""
@@ -67,8 +66,7 @@ def range_of(text: str) -> Range | None:
     is_difference = sign == "-" and not is_ascending and not has_unit
     is_plain = not first.startswith("0") and not second.startswith("0") and not _SPAN_OF_YEARS.fullmatch(plain)
     return Range(
-        first=f"{money}{first}{first_unit}",
-        second=f"{match['second_money'] or money}{second}{unit}",
+        ends=(f"{money}{first}{first_unit}", f"{match['second_money'] or money}{second}{unit}"),
         sign="to" if sign == "to" and not plain.lower().startswith("from") else "-",
         is_arithmetic=is_difference and is_plain,
     )
@@ -142,7 +140,8 @@ _SYMBOLS_OF_ELEMENTS = """
 """
 _ELEMENTS = frozenset(_SYMBOLS_OF_ELEMENTS.split())
 _ATOM = re.compile(r"[A-Z][a-z]?")
-_FORMULA = re.compile(r"\d*(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*){2,}\)\d*){1,12}(?:\^?\d?[+-])?")
+_MOLECULE = r"\d*(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*){2,}\)\d*){1,12}"
+_FORMULA = re.compile(rf"{_MOLECULE}(?:\\cdot{_MOLECULE}|\^?\d?[+-])?")
 
 
 def formula_of(text: str) -> str:

@@ -188,6 +188,7 @@ def _add_in_radians(result: list[Node], node: Node) -> None:
 
 _MULTIPLES: dict[str, str] = UNITS["multiples"]
 _PERCENT = ("percent", "percents", "percentage", "pct")
+_APPROXIMATELY = ("about", "approximately")
 
 
 def _with_words(nodes: list[Node]) -> list[Node]:
@@ -210,7 +211,9 @@ def _add_word(result: list[Node], node: Token, behind: Node | None) -> None:
     if word == "pi":
         result.append(Token("command", r"\pi", node.spaced))
     elif previous is None:
-        result.append(node)
+        is_before_a_value = behind is not None and not is_letters(behind)
+        is_approximate = word in _APPROXIMATELY and is_before_a_value
+        result.append(Token("command", r"\approx") if is_approximate else node)
     elif word == "x" and is_number(previous) and behind is not None and text_of(behind) == "10":
         result.append(Token("command", r"\times"))
     elif word in _PERCENT:

@@ -62,3 +62,11 @@ class RowRules:
             format_prompt=config.format_prompt,
             most_characters=max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * config.max_prompt_length),
         )
+
+
+class ProblemRules:
+    """A former name: `ProblemSet` takes the section `data` of the configuration."""
+
+    @staticmethod
+    def of(config: DataConfig) -> DataConfig:
+        return config

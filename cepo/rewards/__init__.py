@@ -1,10 +1,12 @@
 """Loads reward functions and runs them in a pool of processes, and has names for those who write one.
 
-Each name is imported when it is first used: comparing answers needs sympy, which takes a quarter of a second to load,
-and a reward of another kind needs none of it.
+Names of `cepo.answers` are imported when they are first used: comparing answers needs sympy, which takes a quarter of a
+second to load, and a reward of another kind needs none of it.
 """
 
 from typing import TYPE_CHECKING
+
+from cepo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from cepo.answers import decimal_value, value_key
@@ -12,7 +14,6 @@ if TYPE_CHECKING:
     from cepo.answers import is_number as is_numeric_answer
     from cepo.answers import marked_answer as extract_answer
     from cepo.answers import normal_form as normalise_answer
-    from cepo.errors import ConfigError, DataError
 
 __all__ = [
     "ConfigError",
@@ -36,12 +37,8 @@ _NAMES_OF_ANSWERS = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _NAMES_OF_ANSWERS:
-        from cepo import answers
+    if name not in _NAMES_OF_ANSWERS:
+        raise AttributeError(f"module 'cepo.rewards' has no attribute {name!r}")
+    from cepo import answers
 
-        return getattr(answers, _NAMES_OF_ANSWERS[name])
-    if name in ("ConfigError", "DataError"):
-        from cepo import errors
-
-        return getattr(errors, name)
-    raise AttributeError(f"module 'cepo.rewards' has no attribute {name!r}")
+    return getattr(answers, _NAMES_OF_ANSWERS[name])

@@ -71,7 +71,7 @@ def test_the_names_of_cepo_rewards_stay(name: str) -> None:
 
 def test_the_former_module_stays_for_one_release_and_warns() -> None:
     sys.modules.pop("cepo.rewards.answers", None)
-    with pytest.warns(DeprecationWarning, match="is now cepo.answers"):
+    with pytest.warns(DeprecationWarning, match="is now cepo.rewards"):
         former = importlib.import_module("cepo.rewards.answers")
     assert former.answers_equal("1/2", "0.5")
 

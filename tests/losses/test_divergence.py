@@ -15,6 +15,7 @@ from torch import Tensor
 from worked_examples import examples, tensor
 
 from cepo.losses.divergence import chunked_divergence, distillation_losses, token_divergence
+from cepo.losses.recomputation import recomputed_in_chunks
 from cepo.metrics import results
 from cepo.types import DivergenceConfig
 from testing.live_tensors import LiveTensors
@@ -381,3 +382,11 @@ def test_the_largest_tensor_is_one_chunk_wide(settings: DivergenceConfig) -> Non
     assert few.peak == many.peak
     # The dense computation would hold two models' logits of 512 tokens alone.
     assert many.peak < 2 * 512 * 2048
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_no_tokens_have_empty_results(with_gradient: bool) -> None:
+    """They are one empty chunk."""
+    with torch.set_grad_enabled(with_gradient):
+        sums, doubles = recomputed_in_chunks(lambda values: (values.sum(1), 2 * values), (torch.zeros(0, 5),), 4)
+    assert (sums.shape, doubles.shape) == ((0,), (0, 5))

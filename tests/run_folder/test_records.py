@@ -22,6 +22,7 @@ from PIL import Image
 from run_folders import PICTURE, group, rollout, run_in
 
 from cepo.errors import CepoError, DataError
+from cepo.files import safe_files
 from cepo.files.safe_files import read_objects
 from cepo.run_folder.environment import code_version, read_environment
 from cepo.run_folder.layout import RECORDS_FORMAT
@@ -148,6 +149,17 @@ def test_lines_hold_odd_separators_and_no_rest_of_a_longer_line(tmp_path: Path) 
     file.close()
     assert (tmp_path / "lines.jsonl").read_bytes().count(b"\n") == 3
     assert [row["text"] for row in read_objects(tmp_path / "lines.jsonl")] == [text, "next", "last"]
+
+
+def test_a_line_that_is_too_long_is_an_error_and_no_incomplete_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all rows behind it would be left out without a word."""
+    monkeypatch.setattr(safe_files, "LARGEST_LINE", 20)
+    file = tmp_path / "lines.jsonl"
+    file.write_text('{"a": 1}\n{"a": "' + 20 * "x" + '"}\n{"a": 3}\n{"a"')
+    with pytest.raises(DataError, match="damaged in line 2"):
+        list(read_objects(file))
 
 
 def test_two_calls_for_one_step_give_one_row_with_both_metrics(tmp_path: Path) -> None:
