@@ -28,6 +28,7 @@ __all__ = [
     "ImageReference",
     "Metric",
     "Metrics",
+    "PromptReference",
     "Reference",
     "Rollout",
     "RolloutGroup",
@@ -109,12 +110,12 @@ class RolloutGroup:
 
 
 class Reference:
-    """The difference between a teacher's context and the student's: one of the three classes below."""
+    """The difference between a teacher's context and the student's: one of the classes below."""
 
     def __init__(self, **fields: object) -> None:
         raise ConfigError(
             f"Reference({', '.join(fields)}) is a base class; write TextReference(text=...), TokenReference(token_ids=...), "
-            "ImageReference() for the prompt without images, or ImageReference(masked=...)"
+            "ImageReference() for the prompt without images, ImageReference(masked=...), or PromptReference()"
         )
 
 
@@ -160,6 +161,14 @@ class ImageReference(Reference):
 
     def __post_init__(self) -> None:
         assert self.masked is None or 0 < self.masked <= 1, f"masked is a probability above 0, got {self.masked}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptReference(Reference):
+    """The prompt of the step's next problem, or after the last of its first, with its own images and no reference.
+
+    The teacher reads it in place of the student's prompt. A step with one problem has no such reference.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ class Estimator(ABC):
             weights that sampled them (of those with a reference, if the method has views); `reward_baselines`, a greedy
             response to each prompt; `values`, a critic, whose targets `signal` returns. Of the class or of the instance.
         masks_images: whether references mask images, for which other trainers have no teachers.
+        reads_other_prompts: whether references are other problems' prompts, for which they have none either.
         distilled_view: the view of which the update needs the whole distribution, not only log-probs of sampled tokens.
         reads_teacher_entropies: whether it also needs the entropy of these distributions. Of the class or of the instance.
     """
@@ -47,6 +48,7 @@ class Estimator(ABC):
     views: tuple[str, ...] = ()
     reads: tuple[BatchField, ...] = ("old_log_probs",)
     masks_images: ClassVar[bool] = False
+    reads_other_prompts: ClassVar[bool] = False
     distilled_view: ClassVar[str | None] = None
     reads_teacher_entropies: bool = False
 

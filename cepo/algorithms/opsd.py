@@ -46,9 +46,7 @@ class Opsd(Estimator):
     def reads(self) -> tuple[BatchField, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         compares_rollouts = self.config.distillation.policy_weight > 0
         shows_peers = self.config.positive.source.startswith("peer_")
-        if compares_rollouts or shows_peers:
-            return ("group_ids", "old_log_probs")
-        return ("old_log_probs",)
+        return ("group_ids", "old_log_probs") if compares_rollouts or shows_peers else ("old_log_probs",)
 
     @property
     def reads_teacher_entropies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

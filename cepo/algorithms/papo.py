@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from cepo.algorithms import Estimator, register_estimator, statistics
+from cepo.algorithms import GroupRelativeEstimator, register_estimator, statistics
 from cepo.algorithms.settings import GroupConfig
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import mean_of
@@ -27,7 +27,7 @@ LARGEST_LOG_RATIO = 20.0
 
 
 @register_estimator("papo")
-class Papo(Estimator):
+class Papo(GroupRelativeEstimator):
     """Adds the gradient of the implicit perception loss to GRPO's advantage A.
 
         d_t     = log P_student(y_t) - log P_masked(y_t)
@@ -56,7 +56,6 @@ class Papo(Estimator):
     config: Config
     views = ("masked",)
     masks_images = True
-    reads = ("group_ids", "old_log_probs")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         reference = ImageReference(masked=self.config.mask_probability, square=self.config.mask_square)
@@ -69,9 +68,8 @@ class Papo(Estimator):
         self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], has_reference: RowsByView
     ) -> Bool[Tensor, " B"]:
         """Returns the rows with an advantage or with images; all with `log_prob_bonus`."""
-        if self.config.log_prob_bonus > 0:
-            return statistics.all_rows(rewards)
-        return statistics.live_rows(rewards, group_ids) | has_reference["masked"]
+        has_advantage = statistics.live_rows(rewards, group_ids)
+        return has_advantage | has_reference["masked"] | (self.config.log_prob_bonus > 0)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         mask = batch.response_mask

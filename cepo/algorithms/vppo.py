@@ -71,9 +71,7 @@ class Vppo(GroupRelativeEstimator):
         self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], has_reference: RowsByView
     ) -> Bool[Tensor, " B"]:
         """Returns the rows of groups whose rewards differ; all with `log_prob_bonus`."""
-        if self.config.log_prob_bonus > 0:
-            return statistics.all_rows(rewards)
-        return statistics.live_rows(rewards, group_ids)
+        return statistics.live_rows(rewards, group_ids) | (self.config.log_prob_bonus > 0)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         config = self.config

@@ -83,7 +83,7 @@ class Session(Scoring):
 
 
 @contextlib.contextmanager
-def opened(config: RunConfig, actor: Path | None, methods: Iterable[Estimator] = ()) -> Iterator[Session]:
+def opened(config: RunConfig, actor: Path | None, methods: Iterable[Estimator]) -> Iterator[Session]:
     """Opens a measurement on this process's device, with the weights of a checkpoint's folder `actor`, or the model's own.
 
     Of the `methods`, those whose teacher has weights of its own must name the same ones.

@@ -23,7 +23,15 @@ from cepo.metrics import Metrics, fraction
 from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.rollout_groups import PromptResponses, described_groups, reference_metrics
-from cepo.types import ImageReference, Reference, RolloutGroup, TokenBatch, TokenSignal, WordedReference
+from cepo.types import (
+    ImageReference,
+    PromptReference,
+    Reference,
+    RolloutGroup,
+    TokenBatch,
+    TokenSignal,
+    WordedReference,
+)
 
 Messages = Sequence[Fields]
 """Turns with a `role` and a `content`, which is a text or a list of parts of the types `text` and `image`."""
@@ -73,6 +81,7 @@ def supported_estimator(
         "a loss over the whole vocabulary": estimator.distilled_view is not None,
         "a critic": "values" in estimator.reads,
         "masked images": estimator.masks_images,
+        "other problems' prompts": estimator.reads_other_prompts,
         "a greedy rollout of each prompt": "reward_baselines" in estimator.reads,
         f"teacher.source {source}": source != "actor",
         "teacher.model_path": estimator.teacher.model_path is not None and not loads_teachers,
@@ -255,16 +264,22 @@ class MethodAdapter:
 
     def _placed(self, reference: Reference, row: Row) -> Hint | None:
         """Returns what remains of a reference to show; None if its text is empty, or the row has no images to leave out."""
+        if isinstance(reference, PromptReference):
+            raise _without_teachers("reads other problems' prompts", "reads_other_prompts")
         if isinstance(reference, ImageReference):
             if reference.masked is not None:
-                raise ConfigError(
-                    "this method masks images, for which other trainers have no teachers; say so by its class with "
-                    "masks_images = True, and train it with cepo train"
-                )
+                raise _without_teachers("masks images", "masks_images")
             return Hint() if row.has_images else None
         assert isinstance(reference, WordedReference)
         text = self._wording.reference_text(reference)
         return Hint(text=text) if text else None
+
+
+def _without_teachers(need: str, attribute: str) -> ConfigError:
+    return ConfigError(
+        f"this method {need}, for which other trainers have no teachers; say so by its class with {attribute} = True, and "
+        "train it with cepo train"
+    )
 
 
 def _drop_visuals(turn: Tree) -> None:

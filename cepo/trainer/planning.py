@@ -19,12 +19,15 @@ from cepo.metrics import Metric, Metrics, fraction, sum_value
 from cepo.models.interface import EncodedPrompt
 from cepo.trainer.rollout_groups import reference_metrics
 from cepo.trainer.rollouts import Rollouts
-from cepo.types import ImageReference, Reference, RolloutGroup, TextReference, WordedReference
+from cepo.types import ImageReference, PromptReference, Reference, RolloutGroup, TextReference, WordedReference
 
 WITHOUT_IMAGES = "(without images)"
 """Recorded as the reference of a teacher that reads the student's prompt without its images."""
 WITH_MASKED_IMAGES = "(images masked with probability {:g})"
 """Recorded as the reference of a teacher that reads the student's prompt with its images masked."""
+
+WITH_OTHER_PROMPT = "(the prompt of problem {} in place of the student's)"
+"""Recorded as the reference of a teacher that reads another problem's prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +208,12 @@ def _placement(
             if rollouts.prompts[prompt].images is None:  # the student does not see any either
                 return _Placed()
             return changed_images(prompt, reference, is_live)
+        if isinstance(reference, PromptReference):
+            other = (prompt + 1) % len(rollouts.problems)
+            if other == prompt:
+                return _Placed()
+            shown = WITH_OTHER_PROMPT.format(rollouts.problems[other].prompt_id)
+            return _Placed(text=shown, context=rollouts.prompts[other])
         assert isinstance(reference, WordedReference)
         text = contexts.reference_text(reference)
         if not text:

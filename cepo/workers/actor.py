@@ -62,6 +62,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
     ) -> None:
         module = build_scoring_model(config, temperature=temperature, seed=seed)
         super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row, chosen=chosen)
+        self.has_own_teacher = not teacher.is_actor
         self.teacher_weights = TeacherWeights(module, teacher)
         self.teacher_model: TeacherModel | None = None
         if teacher.model_path is not None:
@@ -89,6 +90,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
     @torch.no_grad()
     def score_teacher(self, rows: Sequence[ScoringRow], *, keep: Kept | None = None) -> list[Tensor]:
         """Returns each row's log-probs under the teacher's weights, and keeps as `score` does."""
+        assert not rows or self.has_own_teacher, "no teacher with weights other than the actor's was announced"
         scorer = self if self.teacher_model is None else self.teacher_model
         scorer.pass_sizes = self.pass_sizes
         scorer.begin_scoring()

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cepo.algorithms import build_estimator, statistics
-from cepo.types import ImageReference, Rollout, TextReference, TokenBatch
+from cepo.types import ImageReference, PromptReference, Reference, Rollout, TextReference, TokenBatch
 
 LARGEST_RADIUS = 1.0 - 2.0**-53
 DTYPES = [torch.float32, torch.float64]
@@ -107,7 +107,7 @@ def batch_with(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["cepo", "rlsd", "rlcsd", "visual"])
+@pytest.mark.parametrize("name", ["cepo", "rlsd", "rlcsd", "visual", "input_contrast"])
 @pytest.mark.parametrize(
     ("config", "step"),
     [({"weight": {"lambda_init": 0.0}}, 0), ({"weight": {"clip_radius": 0.0}}, 0), ({}, 25), ({}, 10_000)],
@@ -344,17 +344,23 @@ def test_sides_that_cannot_be_shown_leave_the_others() -> None:
     assert neutral["correct"].tolist() == [True, False, False]
 
 
-def test_visual_evidence_is_the_student_less_the_blind_policy() -> None:
+@pytest.mark.parametrize(
+    ("name", "view", "reference"),
+    [("visual", "blind", ImageReference()), ("input_contrast", "other", PromptReference())],
+)
+def test_evidence_of_the_input_is_the_student_less_the_policy_without_it(
+    name: str, view: str, reference: Reference
+) -> None:
     """A right rollout's token of delta log 1.2 has weight 1.2, a wrong one's 1 / 1.2; lambda is 1."""
     old = torch.full((8, 5), math.log(0.6))
-    blind = torch.full((8, 5), math.log(0.5))
-    batch = eight_rows(old, {"blind": blind})
-    diagnostics = signal_of("visual", batch, weight={"lambda_init": 1.0}).diagnostics
+    without_input = torch.full((8, 5), math.log(0.5))
+    batch = eight_rows(old, {view: without_input})
+    diagnostics = signal_of(name, batch, weight={"lambda_init": 1.0}).diagnostics
     assert float(diagnostics["delta"][0, 0]) == pytest.approx(math.log(1.2), rel=1e-6)
     assert float(diagnostics["weight"][0, 0]) == pytest.approx(1.2, rel=1e-6)
     assert float(diagnostics["weight"][1, 0]) == pytest.approx(1 / 1.2, rel=1e-6)
-    references = build_estimator("visual").references(group(RIGHT, wrong(1, "3")))
-    assert references == {"blind": [ImageReference()] * 2}
+    references = build_estimator(name).references(group(RIGHT, wrong(1, "3")))
+    assert references == {view: [reference] * 2}
 
 
 def test_evidence_can_be_limited_to_groups_with_both_verdicts() -> None:

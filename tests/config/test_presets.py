@@ -21,7 +21,7 @@ CONFIGS = REPOSITORY / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
 EVERY_YAML = [*FILES, *sorted((REPOSITORY / "examples").rglob("*.yaml"))]
 METHODS = ("grpo", "rlsd", "cepo", "opsd", "sdpo")
-WORLDS = {"geo3k": METHODS, "microgeo": (*METHODS, "contrast_gate", "hindsight", "rlcsd", "visual")}
+WORLDS = {"geo3k": METHODS, "microgeo": (*METHODS, "contrast_gate", "hindsight", "rlcsd", "visual", "input_contrast")}
 
 
 def table(text: str) -> dict[str, Any]:

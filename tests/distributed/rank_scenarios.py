@@ -310,7 +310,8 @@ def actor_step(actor: Actor, share: Share, scenario: Scenario, outcome: Outcome,
     outcome.scores[f"masked {step}"] = {
         row.row or 0: values for row, values in zip(unseen, both[len(scores) :], strict=True)
     }
-    teacher = actor.score_teacher(hinted(actor._processing, share.rows), keep=kept)
+    score = actor.score_teacher if actor.has_own_teacher else actor.score
+    teacher = score(hinted(actor._processing, share.rows), keep=kept)
     outcome.scores |= {f"student {step}": share.by_number(scores), f"teacher {step}": share.by_number(teacher)}
     reference = None
     if scenario.full_reference:

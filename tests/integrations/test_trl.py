@@ -28,7 +28,7 @@ from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
 from cepo.trainer.rollouts import Rollouts
-from cepo.types import ImageReference
+from cepo.types import ImageReference, PromptReference
 from cepo.workers.worker import Worker
 
 trl = pytest.importorskip("trl", reason="the extra `trl` is not installed")
@@ -39,6 +39,7 @@ REFUSED = {
     "sdpo": "a loss over the whole vocabulary and teacher.source ema",
     "srpo": "a loss over the whole vocabulary and teacher.source ema",
     "gae": "a critic",
+    "input_contrast": "other problems' prompts",
     "papo": "masked images",
     "vppo": "masked images",
     "remax": "a greedy rollout of each prompt",
@@ -199,6 +200,8 @@ def test_a_row_without_an_image_has_grpos_advantages_from_visual(tmp_path: Path)
     assert hints == [Hint(), None], "each row of a mixed batch for itself"
     with pytest.raises(ConfigError, match=r"masks_images = True, and train it with cepo train"):
         seen._credit._placed(ImageReference(masked=0.5), mixed[0])
+    with pytest.raises(ConfigError, match=r"reads_other_prompts = True, and train it with cepo train"):
+        seen._credit._placed(PromptReference(), mixed[0])
 
 
 def test_grpo_passk_teaches_the_single_right_rollout(tmp_path: Path) -> None:

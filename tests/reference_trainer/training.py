@@ -18,7 +18,7 @@ from reference_trainer import equations
 from reference_trainer.model import Prompts, ValueModel, adapt, load_policy, response_logits, sampled_log_probs
 from reference_trainer.settings import Problem, Response, Settings
 
-EVIDENCE = ("rlsd", "cepo", "rlcsd", "visual")
+EVIDENCE = ("rlsd", "cepo", "rlcsd", "visual", "input_contrast")
 DISTILLATION = ("opsd", "sdpo", "srpo")
 BY_IMAGE = ("vppo", "papo", "pgpo")
 BLACKENED = ("vppo", "papo")
@@ -220,7 +220,7 @@ class ReferenceTrainer:
         return result
 
     def _deltas(self, rows: list[Row], step: int, *, one_sided: bool = False) -> equations.Rows:
-        """log P(with the right answer) - log P(with the wrong answer, or without any)."""
+        """log P(with the right answer) - log P(with the wrong answer, or without any), or what the method contrasts."""
         deltas = []
         for row in rows:
             problem = self.problems[row.group]
@@ -231,6 +231,10 @@ class ReferenceTrainer:
                     images = tuple(Image.new("RGB", image.size) for image in problem.images)
                 changed = dataclasses.replace(problem, images=images)
                 deltas.append(row.old - self._log_probs(self.teacher, self.prompts.encode(changed), row.ids))
+                continue
+            if self.settings.method == "input_contrast":
+                next_problem = self.problems[(row.group + 1) % len(self.problems)]
+                deltas.append(row.old - self._log_probs(self.teacher, self.prompts.encode(next_problem), row.ids))
                 continue
             right = _right_texts(problem, group, self.settings)[row.place]
             if right is None:

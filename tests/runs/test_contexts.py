@@ -170,7 +170,7 @@ def test_a_blind_teacher_has_no_image_token(
     row = [
         ScoringRow(context=context, response_ids=token_array([65, 66, 67])) for context in (student, teacher, text_only)
     ]
-    assert [len(scores) for scores in build_actor().score_teacher(row)] == [3, 3, 3]
+    assert [len(scores) for scores in build_actor().score(row)] == [3, 3, 3]
 
 
 def masked_by_hand(image: Image.Image, seed: str, probability: float, patch_size: int) -> Image.Image:
@@ -360,3 +360,29 @@ def test_leak_gaps_are_log_probs_with_less_without_the_answer(
         abs=1e-5,
     )
     assert min(abs(value) for value in found.values()) > 1e-3
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("num_problems", [1, 4])
+def test_the_contrast_of_inputs_reads_the_next_problem_with_its_image(
+    num_problems: int, tiny_run: list[str], illustrated: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """After the last problem comes the first; a step with one problem has no other, hence no evidence."""
+    arguments = [f"data.train_files={written(illustrated, tmp_path)}", "algorithm.adv_estimator=input_contrast"]
+    arguments += [f"data.rollout_batch_size={num_problems}", f"worker.actor.global_batch_size={num_problems}"]
+    with opened(tiny_run, *arguments, folder=tmp_path / "run") as trainer:
+        batch = trainer.score(trainer.plan(trainer.sample(0), every_row=True))
+        (view,) = batch.plan.views
+        gap = (batch.teacher_log_probs["other"] - batch.old_log_probs).abs().amax(dim=1)
+        if num_problems == 1:
+            assert set(view.references) == {None}
+            assert not gap.any()
+            return
+        rollouts = batch.plan.rollouts
+        for row, scored in view.rows.items():
+            following = (row // rollouts.group_size + 1) % num_problems
+            assert scored.context is rollouts.prompts[following]
+            shown = f"(the prompt of problem {rollouts.problems[following].prompt_id} in place of the student's)"
+            assert view.references[row] == shown
+        assert len(view.rows) == len(gap)
+        assert (gap > 10 * LOG_PROBS).all()

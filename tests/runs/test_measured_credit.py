@@ -60,7 +60,7 @@ def measured(credit_command: list[str], tmp_path_factory: pytest.TempPathFactory
 def chance(tiny_run: list[str], tiny_model_folder: Path) -> Callable[[str, tuple[int, ...]], float]:
     """The chance that a response to a problem is right after some tokens, over all of its ends."""
     config = checked_config([*tiny_run, *SETTINGS])
-    with opened(config, None) as session:
+    with opened(config, None, ()) as session:
         processing, model = session.processing, reference_model(tiny_model_folder)
         problems = read_training_sets(config.data, processing)
         contexts = {problem.prompt_id: session.contexts.student(problem) for problem in problems}

@@ -170,6 +170,7 @@ CASES = {
         method="rlcsd_released", teacher="reference", exclude_self=True, **_OF_PEERS
     ),
     "visual": _evidence(method="visual"),
+    "input_contrast": _evidence(method="input_contrast"),
     "vppo": Settings(method="vppo"),
     "papo": Settings(method="papo"),
     "pgpo": Settings(method="pgpo"),

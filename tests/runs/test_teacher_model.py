@@ -80,6 +80,12 @@ def test_another_model_teaches_and_stays_as_it_is(once: Train, larger: Path, row
         torch.testing.assert_close(values, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_a_teacher_that_was_not_announced_is_refused(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
+    """A measurement that did not name its methods' teacher once measured the policy's own weights in its place."""
+    with pytest.raises(AssertionError, match="no teacher with weights other than the actor's was announced"):
+        build_actor().score_teacher(rows)
+
+
 def test_a_resumed_run_has_the_same_bits_and_teacher(once: Train, train: Train, larger: Path) -> None:
     option = f"algorithm.teacher.model_path={larger}"
     assert_same_run(once(*FOUR_STEPS, option), stopped_and_resumed(train, option, step=3))

@@ -36,7 +36,7 @@ def measure(batches: int, projections: int, dry_run: bool, **options: Any) -> No
     plan = make_credit_plan(**options)
     out = Path(f"{plan.out}-gradient") if options["out"] is None else plan.out
     require_usable_torch()
-    with opened(with_embedded_world(plan.config), plan.actor) as session:
+    with opened(with_embedded_world(plan.config), plan.actor, plan.methods.values()) as session:
         measurement = GradientMeasurement(
             out, session, plan.methods, num_batches=batches, dimensions=projections, checkpoint=plan.checkpoint
         )

@@ -48,7 +48,8 @@ def measure_gates(plan: Plan, world: World, *, label: str, scratch: Path, model:
     settings = world.settings(train="gates", held_out="held_out")
     if model is not None:
         settings.append(f"worker.actor.model.model_path={model}")
-    sample = sampled(settings, methods=", ".join(gates["methods"]), prompts=gates["prompts"], folder=scratch)
+    methods = world.with_models(", ".join(gates["methods"]))
+    sample = sampled(settings, methods=methods, prompts=gates["prompts"], folder=scratch)
     figures = figures_of(sample, seed=1)
     passed = verdicts(figures, bounds_of(gates["bounds"]))
     record = json.loads(plan.gates_file.read_text(encoding="utf-8")) if plan.gates_file.exists() else {}
@@ -68,7 +69,7 @@ def measure_gradients(plan: Plan, world: World, *, out: Path) -> int:
 
     gradient = plan.written["gates"]["gradient"]
     plugins = ",".join(str(ROOT / plugin) for plugin in gradient["plugins"])
-    methods = ", ".join(gradient["methods"]).replace("{model}", str(world.model))
+    methods = world.with_models(", ".join(gradient["methods"]))
     return measure(
         [
             *world.settings(train="gates", held_out="held_out"),
@@ -97,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plan", type=Path, default=FOLDER / "plan.yaml")
     options = parser.parse_args(argv)
     plan = read_plan(options.plan)
-    world = World(folder=options.world.absolute(), style=options.style) if options.world else None
+    world = World(folder=options.world.absolute(), style=options.style, config=plan.config) if options.world else None
     out: Path | None = options.out.absolute() if options.out else None
     if options.command == "records":
         from lab.studies.running_totals.tables import write_records

@@ -87,7 +87,7 @@ def sampled(settings: Sequence[str], *, methods: str, prompts: int, folder: Path
         settings=[*settings, f"data.rollout_batch_size={prompts}", f"worker.actor.global_batch_size={prompts}"],
         out=str(folder),
     )
-    with opened(plan.config, plan.actor) as session:
+    with opened(plan.config, plan.actor, plan.methods.values()) as session:
         rollouts = session.sample(0, with_baselines=False)
         _, *signals = signals_of(rollouts, plan.methods, session)  # the first is uniform credit
         tokenizer = session.processing.tokenizer
@@ -102,12 +102,12 @@ def totals_of_row(sample: Sample, row: int) -> list[int]:
     return totals_of(solution)
 
 
-def tokens_of(sample: Sample) -> Tokens:
-    """Returns the tokens of all responses whose teachers read both references."""
+def tokens_of(sample: Sample, contrast: MethodSignal | None = None) -> Tokens:
+    """Returns the tokens of all responses whose teachers read both references, with a method's contrast or the gate's."""
     rollouts = sample.rollouts
     gate = sample.methods[0]
     has_both = gate.batch.has_reference["correct"] & gate.batch.has_reference["wrong"]
-    delta = gate.signal.diagnostics["delta"]
+    delta = (contrast or gate).signal.diagnostics["delta"]
     weight = gate.signal.diagnostics["weight"]
     columns: dict[str, list[Any]] = {name: [] for name in Tokens.__annotations__}
     rows: list[int] = torch.nonzero(has_both).flatten().tolist()  # torch leaves its type open
@@ -170,21 +170,34 @@ def _knowledge_figures(gate: MethodSignal, rollouts: Rollouts, *, seed: int) -> 
 def _token_figures(sample: Sample) -> Figures:
     """Returns how contrast and gate differ between the tokens that decided, other numbers, and style."""
     tokens = tokens_of(sample)
-    first_error = tokens.is_decisive & ~tokens.of_right
     surprisal = -tokens.log_probs
     is_open = tokens.gate == 1.0
-    noise = robust_deviation(tokens.delta[tokens.is_style])
-    contrast = _median(numpy.abs(tokens.delta[first_error]))
+    first_error = tokens.is_decisive & ~tokens.of_right
+    contrasts: Figures = {}
+    for method in sample.methods[1:]:
+        of_method = _contrast_figures(tokens_of(sample, method))
+        contrasts |= {f"{name} of {method.label.partition('(')[0]}": value for name, value in of_method.items()}
     return {
         "style_entropy_share": float(surprisal[~tokens.is_number].sum() / surprisal.sum()) if surprisal.any() else None,
-        "noise": noise,
         "estimated_noise": sample.methods[0].signal.metrics["evidence/noise"].result,
-        "first_error_contrast": contrast,
-        "contrast_to_noise": contrast / noise if contrast is not None and noise else None,
+        **_contrast_figures(tokens),
         "open_on_first_errors": _mean(is_open[first_error]),
         "open_on_numbers_of_right": _mean(is_open[tokens.is_number & tokens.of_right]),
         "open_on_style": _mean(is_open[tokens.is_style]),
         "open_on_all": _mean(is_open),
+        **contrasts,
+    }
+
+
+def _contrast_figures(tokens: Tokens) -> Figures:
+    """Returns the size of a contrast at first errors and at right numbers, in nats, its noise on style, and their ratio."""
+    noise = robust_deviation(tokens.delta[tokens.is_style])
+    first_error = _median(numpy.abs(tokens.delta[tokens.is_decisive & ~tokens.of_right]))
+    return {
+        "noise": noise,
+        "first_error_contrast": first_error,
+        "right_number_contrast": _median(numpy.abs(tokens.delta[tokens.is_number & tokens.of_right])),
+        "contrast_to_noise": first_error / noise if first_error is not None and noise else None,
     }
 
 

@@ -105,7 +105,7 @@ def solution(problem: Problem, *, style: Style = "free") -> str:
 
 def careless_totals(problem: Problem, draw: random.Random) -> list[int]:
     """Returns totals of which one is wrong; those after it add on to it, so that they are wrong too."""
-    wrong_step = draw.randrange(NUM_ADDENDS - 1)
+    wrong_step = draw.randrange(len(problem.addends) - 1)
     running = problem.addends[0]
     totals: list[int] = []
     for step, addend in enumerate(problem.addends[1:]):

@@ -53,6 +53,11 @@ class Plan:
     charts_folder: Path = ROOT / "docs" / "images"
 
     @property
+    def config(self) -> Path:
+        """The configuration of the world; the plan names it if it is not that of `running_totals`."""
+        return ROOT / self.written.get("config", CONFIG)
+
+    @property
     def program(self) -> str:
         """The name of the tables that the page has of this plan."""
         return f"lab.studies.{self.written['name']}"
@@ -100,11 +105,21 @@ class World:
 
     folder: Path
     style: Style
+    config: Path = CONFIG
 
     @property
     def model(self) -> Path:
         """The folder of the model."""
         return self.folder / self.style / "model"
+
+    @property
+    def teacher(self) -> Path:
+        """The folder of the frozen model that teaches, where a plan has one."""
+        return self.folder / self.style / "teacher"
+
+    def with_models(self, text: str) -> str:
+        """Returns the text with the folders that `{model}` and `{teacher}` stand for."""
+        return text.replace("{model}", str(self.model)).replace("{teacher}", str(self.teacher))
 
     def data(self, name: str) -> Path:
         """Returns the file of these problems."""
@@ -122,9 +137,10 @@ class World:
     def settings(self, *, train: str, held_out: str) -> list[str]:
         """Returns the settings of `cepo` for this world."""
         return [
-            f"config={CONFIG}",
+            f"config={self.config}",
             f"data.train_files={self.data(train)}",
             f"data.val_files={self.data(held_out)}",
+            f"data.image_dir={self.folder / self.style}",
             f"worker.actor.model.model_path={self.model}",
             f"worker.reward.reward_function={FOLDER}/reward.py:compute_score",
             f"worker.reward.answer_function={FOLDER}/reward.py:final_answer",
@@ -145,7 +161,7 @@ class Run:
 
     def settings(self, plan: Plan, world: Path) -> list[str]:
         """Returns the settings of `cepo train` but for the seed and the folder."""
-        of_style = World(folder=world, style=self.arm.style)
+        of_style = World(folder=world, style=self.arm.style, config=plan.config)
         settings = of_style.settings(train=self.arm.data, held_out="held_out")
         settings += [
             f"algorithm.adv_estimator={self.arm.estimator}",
@@ -159,7 +175,7 @@ class Run:
         if self.arm.plugin is not None:
             settings.append(f"trainer.plugins=[{ROOT / self.arm.plugin}]")
         for key, value in self.arm.settings.items():
-            settings.append(f"algorithm.{key}={value}".replace("{model}", str(of_style.model)))
+            settings.append(of_style.with_models(f"algorithm.{key}={value}"))
         return settings
 
 

@@ -75,13 +75,14 @@ def padded(rows: Sequence[Encoded]) -> tuple[Int64[Tensor, "b t"], Int64[Tensor,
     return tokens, targets
 
 
-def summed_loss(model: Any, rows: Sequence[Encoded]) -> Float[Tensor, ""]:
-    """Returns the cross-entropy summed over the tokens of the responses.
+def summed_loss(model: Any, rows: Sequence[Encoded], images: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """Returns the cross-entropy summed over the tokens of the responses; `images` are the pixels of each row, or none.
 
     Padding follows what is read, so that causal attention needs no mask.
     """
     tokens, targets = padded(rows)
-    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1]
+    seen = {"pixel_values": torch.stack(list(images))} if images else {}
+    hidden = model.model(input_ids=tokens, use_cache=False, **seen).last_hidden_state[:, :-1]
     next_targets = targets[:, 1:]
     is_learnt = next_targets != IGNORED
     logits = model.lm_head(hidden[is_learnt]).float()
@@ -102,18 +103,43 @@ def teach(
     *,
     progress: Callable[[int, float, float], None],
 ) -> None:
-    """Fine-tunes all weights of the model and writes it to `folder`; a pure function of the arguments but for rounding.
-
-    Every `STEPS_BETWEEN_STATES` steps the state is kept beside the folder, from which an interrupted call goes on.
-    `progress` gets the 1-based step, the mean loss of its tokens, and the seconds since the start of this process.
-    """
+    """Fine-tunes all weights of the model and writes it to `folder`; a pure function of the arguments but for rounding."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
     model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    use_fast_products(model)
     encoder = Encoder(tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def add_gradient(indices: Sequence[int]) -> float:
+        rows: list[Encoded] = []
+        for index in indices:
+            each = demonstration(
+                index, seed=settings.seed, style=settings.style, forgotten_carries=settings.forgotten_carries
+            )
+            rows.append(encoder.encode(each))
+        return accumulated(model, rows)
+
+    fine_tune(model, folder, settings, add_gradient, progress=progress)
+    tokenizer.save_pretrained(folder)
+
+
+def fine_tune(
+    model: Any,
+    folder: Path,
+    settings: WarmStart,
+    add_gradient: Callable[[Sequence[int]], float],
+    *,
+    progress: Callable[[int, float, float], None],
+) -> None:
+    """Trains the weights that require a gradient, and writes the model to `folder`.
+
+    `add_gradient` adds the gradient of the demonstrations of these numbers and returns their loss. Every
+    `STEPS_BETWEEN_STATES` steps the state is kept beside the folder, from which an interrupted call goes on. `progress`
+    gets the 1-based step, the mean loss of its tokens, and the seconds since the start of this process.
+    """
+    use_fast_products(model)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     state_file = folder.with_name(f"{folder.name}.state.pt")
     first_step = _restored(state_file, model, optimizer)
     started = time.monotonic()
@@ -121,22 +147,14 @@ def teach(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(step, settings)
         first = step * settings.batch_size
-        batch: list[Demonstration] = []
-        for index in range(first, first + settings.batch_size):
-            batch.append(
-                demonstration(
-                    index, seed=settings.seed, style=settings.style, forgotten_carries=settings.forgotten_carries
-                )
-            )
-        loss = _accumulated(model, [encoder.encode(each) for each in batch])
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        loss = add_gradient(range(first, first + settings.batch_size))
+        torch.nn.utils.clip_grad_norm_(trained, settings.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
         progress(step + 1, loss, time.monotonic() - started)
         if (step + 1) % STEPS_BETWEEN_STATES == 0:
             _keep(state_file, model, optimizer, step + 1)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     state_file.unlink(missing_ok=True)
 
 
@@ -157,17 +175,17 @@ def _restored(file: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
     return state["num_steps"]
 
 
-def _accumulated(model: Any, rows: Sequence[Encoded]) -> float:
-    """Adds the gradient of the mean loss over the tokens of all rows, and returns it.
+def accumulated(model: Any, rows: Sequence[Encoded], images: Sequence[Tensor] = ()) -> float:
+    """Adds the gradient of the mean loss over the tokens of all rows, and returns it; `images` as in `summed_loss`.
 
     The shorter half of the rows is a pass of its own, which saves its padding.
     """
-    by_length = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
+    by_length = sorted(range(len(rows)), key=lambda index: len(rows[index][0]) + len(rows[index][1]))
     num_tokens = sum(len(response) for _, response in rows)
     middle = len(by_length) // 2
     total = 0.0
     for part in (by_length[:middle], by_length[middle:]):
-        loss = summed_loss(model, part)
+        loss = summed_loss(model, [rows[index] for index in part], [images[index] for index in part if images])
         (loss / num_tokens).backward()
         total += float(loss.detach())
     return total / num_tokens
