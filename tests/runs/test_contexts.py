@@ -364,7 +364,7 @@ def test_leak_gaps_are_log_probs_with_less_without_the_answer(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("num_problems", [1, 4])
-def test_the_contrast_of_inputs_reads_the_next_problem_with_its_image(
+def test_the_contrast_of_inputs_reads_the_next_problem(
     num_problems: int, tiny_run: list[str], illustrated: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """After the last problem comes the first; a step with one problem has no other, hence no evidence."""
