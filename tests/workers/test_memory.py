@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from cepo.workers.memory import (
     with_sleep_decided,
 )
 from cepo.workers.pass_sizes import with_numbers
-from testing.published_models import PUBLISHED_SIZES, published_shape
+from testing.published_models import published_shape
 
 GIB = 2**30
 PARAMETERS, TOWER, ADAPTER = 2_127_532_032, 406_957_056, 17_432_576
@@ -225,21 +224,3 @@ def test_a_worker_warns_or_ends_before_it_loads_a_model(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (33 * GIB, 40 * GIB))
     with pytest.raises(ConfigError, match=r"does not fit on this GPU .* what helps: LoRA"):
         require_memory(NEEDS, AWAKE, device)
-
-
-def test_in_the_documents_table_a_larger_card_never_trains_less() -> None:
-    """Longer responses never train more. That the table is the code's is held by tests/repository/test_repository.py."""
-    page = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text(encoding="utf-8")
-    table = page.partition("<!-- memory: begin, generated -->\n")[2].partition("\n<!-- memory: end -->")[0]
-    rows = [[figures_of(cell) for cell in line.strip("|").split("|")[2:]] for line in table.splitlines()[2:]]
-    assert len(rows) == len(PUBLISHED_SIZES) * 3
-    for row in rows:
-        assert all(cell == sorted(cell, reverse=True) for cell in row)
-        for by_card in zip(*row, strict=True):
-            assert list(by_card) == sorted(by_card)
-
-
-def figures_of(cell: str) -> list[int]:
-    """The rows that fit for each of three lengths, which one figure gives where all are equal."""
-    figures = [0 if part.strip() == "no" else int(part.split()[-1]) for part in cell.split(",")]
-    return figures * 3 if len(figures) == 1 else figures

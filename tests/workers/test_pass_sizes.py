@@ -72,24 +72,6 @@ def test_the_bytes_of_a_token_are_those_of_an_h200() -> None:
     assert recomputed <= 1.3 * found.recomputed <= 1.4 * recomputed
 
 
-@pytest.mark.parametrize(
-    ("size", "free", "expected"),
-    [
-        ("2B", 141, (10, 21, False)),  # bounds of tokens, not memory
-        ("2B", 56, (4, 21, False)),  # what vLLM's 0.6 of an H200 leaves
-        ("2B", 32, (10, 21, True)),  # of an H100
-        ("2B", 16, (3, 11, True)),
-        ("2B", 12.1, (1, 1, True)),
-        ("2B", 3, (1, 1, True)),  # it may not fit at all, which `require_memory` says
-        ("4B", 56, (10, 21, True)),
-        ("4B", 130, (7, 21, False)),
-    ],
-)
-def test_more_rows_with_more_memory(size: str, free: float, expected: tuple[int, int, bool]) -> None:
-    found = choose(needs(size), free=int(free * GB), card=141 * GB)
-    assert found == PassSizes(*expected, card=141 * GB)
-
-
 def test_what_is_chosen_fits() -> None:
     """The base and 1.3 times the rows, for any free memory and any length of rows with which one row fits."""
     for tokens in (256, 1_500, ROW, 9_216, 40_000):
