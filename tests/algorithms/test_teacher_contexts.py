@@ -70,5 +70,7 @@ def test_a_row_without_a_demonstration_does_not_learn() -> None:
 def test_without_groups_no_teacher_reads_and_live_rows_learn() -> None:
     live = torch.tensor([True, False])
     readings = read(build_estimator("opsd"), [], live)
-    assert (readings.chosen, readings.shown, readings.has_reference) == ({}, {}, {})
+    assert readings.chosen == {}
+    assert readings.shown == {}
+    assert readings.has_reference == {}
     assert readings.learning.tolist() == [True, False]

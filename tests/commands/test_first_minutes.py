@@ -89,7 +89,8 @@ def test_a_shipped_name_may_be_a_base(tmp_path: Path) -> None:
 def test_the_file_of_the_trainer_is_no_program() -> None:
     command = [sys.executable, str(REPOSITORY / "cepo" / "train.py"), "config=microgeo/base"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.returncode == 2
+    assert ended.stdout == ""
     assert ended.stderr.strip() == "run the module, not its file: python3 -m cepo.train config=FILE a.b.c=value ..."
 
 

@@ -271,7 +271,8 @@ COMPARED: dict[str, Attack] = {
 def test_a_comparison_refuses_a_hostile_evaluation(
     tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    first, second = evaluated(tmp_path / "first"), evaluated(tmp_path / "second")
+    first = evaluated(tmp_path / "first")
+    second = evaluated(tmp_path / "second")
     COMPARED[name](second)
     refused(["compare", first, second], victim, capsys)
 

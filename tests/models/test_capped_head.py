@@ -15,7 +15,9 @@ from cepo.models.head import CappedHead, capped, output_head, replaced_weight, t
 from cepo.types import DivergenceConfig
 
 CAP = 5.0
-TOKENS, HIDDEN, VOCABULARY = 13, 16, 97
+TOKENS = 13
+HIDDEN = 16
+VOCABULARY = 97
 
 
 def build_head(*, trained: bool = True, dtype: torch.dtype = torch.float64) -> nn.Linear:

@@ -67,7 +67,8 @@ def test_the_bytes_of_a_token_are_those_of_an_h200() -> None:
     Measured with 40, 50, 17 and 21 GB at 2B. The estimate may be higher, by at most 40 %, never lower.
     """
     found = needs().of_token
-    kept, recomputed = (50 - 40) * GB / (15_667 - 11_520), (21 - 17) * GB / (23_500 - 11_520)
+    kept = (50 - 40) * GB / (15_667 - 11_520)
+    recomputed = (21 - 17) * GB / (23_500 - 11_520)
     assert kept <= 1.3 * found.kept <= 1.4 * kept
     assert recomputed <= 1.3 * found.recomputed <= 1.4 * recomputed
 
@@ -109,10 +110,8 @@ def test_the_settings_numbers_are_kept_and_a_cpu_has_its_own() -> None:
     assert sizes_of(given, chosen) == PassSizes(2, 30, recomputes=True, card=80 * GB)
     numbers = with_numbers(load_config(["config=configs/geo3k/cepo.yaml"])).worker
     for model in (numbers.actor, numbers.critic):
-        assert (model.micro_batch_size_per_device_for_update, model.micro_batch_size_per_device_for_experience) == (
-            4,
-            16,
-        )
+        assert model.micro_batch_size_per_device_for_update == 4
+        assert model.micro_batch_size_per_device_for_experience == 16
         assert model.model.enable_gradient_checkpointing is True
 
 
@@ -156,7 +155,8 @@ def test_a_resumed_actor_makes_the_same_passes_to_the_bit(tmp_path: Path) -> Non
     folder = write_checkpoint(MICRO, tmp_path / "model", dtype="float32")
     rows, _ = build_rows(MICRO, Processing(str(folder)), groups=2, group_size=3, contexts=2, prompt=MICRO.prompt_tokens)
     batch = optimizer_batch(rows)
-    recorded, now = PassSizes(3, 5, False, card=80 * GB), PassSizes(2, 4, True, card=80 * GB)
+    recorded = PassSizes(3, 5, False, card=80 * GB)
+    now = PassSizes(2, 4, True, card=80 * GB)
 
     first = actor_with(folder, recorded)
     first.update([batch], step=0)

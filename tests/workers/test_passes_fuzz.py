@@ -79,7 +79,8 @@ def test_equal_tokens_before_different_images_are_not_shared() -> None:
 
 def test_text_before_different_images_is_shared() -> None:
     """20 tokens of text, then a picture of 3 tokens in two versions, one of them twice, and a text without a picture."""
-    before, after = tuple(range(1, 21)), tuple(range(30, 50))
+    before = tuple(range(1, 21))
+    after = tuple(range(30, 50))
     seen = (*before, PICTURE, PICTURE, PICTURE, *after)
     rows = [row_of(seen, (5, 6, 7), content) for content in ("whole", "masked", "whole")]
     rows.append(row_of((*before, *after), (5, 6, 7)))
@@ -107,7 +108,8 @@ def test_pictures_and_films_in_another_order_are_not_shared() -> None:
 
 def test_no_segment_ends_inside_a_picture() -> None:
     before = tuple(range(1, 21))
-    longer, shorter = (*before, PICTURE, PICTURE, PICTURE, 7), (*before, PICTURE, PICTURE, 7)
+    longer = (*before, PICTURE, PICTURE, PICTURE, 7)
+    shorter = (*before, PICTURE, PICTURE, 7)
     forest = plan_forest(rows_behind([longer, shorter], num_responses=1), placeholders=(PICTURE,))
     found = [(segment.start, segment.stop) for segment in forest.segments if segment.row == 0]
     assert found == [(0, 20), (20, 24), (24, 28)]
@@ -221,7 +223,8 @@ def test_packed_rows_have_the_tokens_and_positions_of_their_own(
     rows = rows_of(contexts, places)
     forest = forest_of(rows, tiny_processing)
     if chosen := data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True)):
-        rows, forest = [rows[index] for index in chosen], forest.of_rows(chosen)
+        rows = [rows[index] for index in chosen]
+        forest = forest.of_rows(chosen)
     packed = collate(rows, forest, processing=tiny_processing, device=CPU, multiple_of=multiple)
     padded = collate(rows, processing=tiny_processing, device=CPU)
     assert torch.equal(packed.targets, padded.targets)
