@@ -58,7 +58,7 @@ def test_the_methods_of_images_are_their_equations(scale: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["cepo", "rlsd"])
-def test_each_tokens_own_sign_weights_the_advantage_over_hindsight(name: str) -> None:
+def test_each_tokens_own_sign_weights_it_over_hindsight(name: str) -> None:
     """Of rewards between 0 and 1 the baseline rises past some, so that A changes its sign within a response."""
     rewards = [0.25, 0.75, 0.4, 0.6] * 3
     batch = batch_of("correct", "wrong", rewards=rewards)
