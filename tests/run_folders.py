@@ -86,7 +86,8 @@ def validated(*accuracies: float, every: int = 1) -> list[tuple[int, dict[str, f
 
 def rollout(*, right: bool, tokens: Sequence[str] = ("5", " sides", "\n"), delta: float | None = 0.25) -> RolloutRecord:
     """A rollout with A = 1 or -1, radius 0.5 and lambda 0.5, and the same evidence at each token."""
-    advantage, count = (1.0 if right else -1.0), len(tokens)
+    advantage = 1.0 if right else -1.0
+    count = len(tokens)
     weight = None if delta is None else min(max(math.exp(advantage * delta), 0.5), 1.5)
     student = [-0.5 - 0.125 * (place % 8) for place in range(count)]
     shifted = None if delta is None else [value + delta for value in student]

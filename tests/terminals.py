@@ -47,7 +47,9 @@ def run_on_terminal(
         preexec_fn=lambda: _at_a_keyboard(theirs),
     )
     os.close(theirs)
-    seen, pending, deadline = b"", press_after, time.monotonic() + timeout
+    seen = b""
+    pending = press_after
+    deadline = time.monotonic() + timeout
     try:
         while time.monotonic() < deadline:
             try:

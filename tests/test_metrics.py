@@ -12,7 +12,8 @@ from cepo.metrics import Metric, fraction, max_value, mean_of, mean_value, merge
 
 def test_masked_mean_counts_only_true_entries() -> None:
     metric = mean_of(torch.tensor([[1.0, 100.0], [2.0, 100.0]]), torch.tensor([[True, False], [True, False]]))
-    assert (metric.result, metric.weight) == (1.5, 2.0)
+    assert metric.result == 1.5
+    assert metric.weight == 2.0
 
 
 def test_a_mean_over_nothing_is_absent_and_changes_no_other_mean() -> None:

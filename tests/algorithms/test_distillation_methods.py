@@ -57,7 +57,8 @@ def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
         signal = signal_of(method, dataclasses.replace(batch, **changed), distillation={"weight": 2.5})
         actual = signal.distillation
         assert actual is not None
-        assert (actual.view, actual.divergence) == ("correct", build_config(method, None).distillation.divergence)
+        assert actual.view == "correct"
+        assert actual.divergence == build_config(method, None).distillation.divergence
         assert actual.token_weight.tolist() == [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
         assert torch.count_nonzero(signal.advantages) == 0
 
@@ -100,7 +101,8 @@ def test_metrics_count_demonstrated_rollouts_and_the_gain(method: str) -> None:
     actual = results(signal.metrics)
     assert actual["distillation/demonstrated_rollouts"] == 0.75
     assert actual["distillation/demonstrated_groups"] == 1.0
-    assert (actual["distillation/delta_mean_right"], actual["distillation/delta_mean_wrong"]) == (0.5, 0.25)
+    assert actual["distillation/delta_mean_right"] == 0.5
+    assert actual["distillation/delta_mean_wrong"] == 0.25
     assert signal.diagnostics["delta"].tolist() == [[0.5] * 3, [0.0] * 3, [0.25, 0.25, 0.0], [0.25] * 3]
     none = results(signal_of(method, batch_of([False] * 4)).metrics)
     assert none["distillation/demonstrated_groups"] == 0.0

@@ -95,7 +95,8 @@ def test_a_plugin_registers_once_and_is_built_like_any_other(tmp_path: Path) -> 
     load_plugin(file)
     assert "plugin_method" in available_estimators()
     strength = build_estimator("plugin_method", {"strength": 3}).config.strength
-    assert (strength, type(strength)) == (3.0, float)
+    assert strength == 3.0
+    assert type(strength) is float
     with pytest.raises(ConfigError, match=r"algorithm\.plugin_method\.strenght'. .* 'strength'"):
         build_estimator("plugin_method", {"strenght": 3})
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from config_arguments import REQUIRED, load, message_of, write
+from config_arguments import write
 from isolation import restored_process
 
 import cepo
 from cepo.algorithms import Estimator, register_estimator
 from cepo.commands.cli import main
-from cepo.config import check_config, load_config
+from cepo.config import load_config
 from cepo.errors import ConfigError, unusable_place
 from cepo.files.own_cache import own_folder
 from cepo.report.page import open_run
@@ -25,7 +25,7 @@ from cepo.run_folder.layout import run_folder_of
 from cepo.run_folder.own_records import remember_own_record
 from cepo.run_folder.sinks.base import RunDescription
 from cepo.run_folder.sinks.tracker import build_tracker
-from cepo.runtime.preflight import check_devices, require_one_process, require_writable
+from cepo.runtime.preflight import require_one_process
 from cepo.types import TokenSignal
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -49,15 +49,6 @@ def test_a_name_inside_a_run_folder_means_the_run(tmp_path: Path) -> None:
     assert run_folder_of(run / "metrics.jsonl") == run
     assert run_folder_of(run) == run
     assert run_folder_of(tmp_path / "global_step_20") == tmp_path / "global_step_20"
-
-
-def test_a_folder_of_runs_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a", "b"):
-        run_with_sinks(tmp_path / "cepo" / name, "file")
-    assert main(["report", str(tmp_path)]) == 2
-    assert f"Runs in it: {tmp_path}/cepo/a, {tmp_path}/cepo/b" in capsys.readouterr().err
-    assert main(["report", str(tmp_path / "cepo" / "aa")]) == 2
-    assert f"Did you mean '{tmp_path}/cepo/a'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -93,14 +84,13 @@ def test_a_shipped_name_may_be_a_base(tmp_path: Path) -> None:
     config = load_config([write(tmp_path, "run.yaml", "base: microgeo/base\ntrainer: {max_steps: 7}\n")])
     assert config.trainer.max_steps == 7
     assert config.worker.actor.model.model_path == "microgeo:model"
-    assert "Did you mean 'microgeo/base'?" in message_of([write(tmp_path, "bad.yaml", "base: microgeo/bse\n")])
-    assert "Did you mean 'geo3k/cepo'?" in message_of(["config=geo3k/cpeo"])
 
 
 def test_the_file_of_the_trainer_is_no_program() -> None:
     command = [sys.executable, str(REPOSITORY / "cepo" / "train.py"), "config=microgeo/base"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.returncode == 2
+    assert ended.stdout == ""
     assert ended.stderr.strip() == "run the module, not its file: python3 -m cepo.train config=FILE a.b.c=value ..."
 
 
@@ -141,76 +131,15 @@ def test_a_cache_that_is_a_file_costs_one_warning(tmp_path: Path, caplog: pytest
     assert unusable_place(ValueError("a bug")) is None
 
 
-def test_a_run_folder_below_a_file_is_refused_early(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be written: .*/file is a file\. Choose another"):
-        require_writable(tmp_path / "file" / "run")
-    require_writable(tmp_path / "new" / "run")
-    assert not (tmp_path / "new").exists()
-
-
-def test_several_machines_without_a_cluster_are_refused_early() -> None:
-    trainer = load("trainer.nnodes=2", "trainer.n_gpus_per_node=2", "worker.rollout.n=8").trainer
-    with pytest.raises(ConfigError, match=r"needs a Ray cluster of 2 machines.*`ray start --head`"):
-        check_devices(trainer)
-
-
-@pytest.mark.parametrize(
-    ("setting", "advice"),
-    [
-        (
-            "worker.actor.model.model_path=https://huggingface.co/Qwen/Qwen3-VL-2B/tree/main",
-            "model_path=Qwen/Qwen3-VL-2B.",
-        ),
-        ("data.train_files=https://huggingface.co/datasets/hiyouga/geometry3k", "train_files=hiyouga/geometry3k."),
-        ("worker.actor.model.model_path=Qwen/Qwen3-VL-2B/", "Did you mean 'Qwen/Qwen3-VL-2B'?"),
-        ("data.train_files=openai/gsm8k:train", "Did you mean 'openai/gsm8k@train'?"),
-        ("data.train_files=DIR/dta/train.jsonl", "Did you mean 'DIR/data/train.jsonl'?"),
-        ("worker.reward.reward_function=DIR/my_rewrd.py:score", "Did you mean 'DIR/my_reward.py'?"),
-        ("worker.reward.reward_function=my_reward.score", "must have the form path/file.py:function."),
-        ("worker.reward.reward_function=my_reward.py::score", "must have the form path/file.py:function."),
-        ("trainer.plugins=[DIR/my_methd.py]", "Did you mean 'DIR/my_method.py'?"),
-        ("trainer.load_checkpoint_path=DIR/runs/global_step_2", "Did you mean 'DIR/runs/global_step_20'?"),
-        ("algorithm.adv_estimator=GRPO", "Did you mean 'grpo'?"),
-        ("worker.actor.loss_type=GSPO", "Did you mean 'gspo'?"),
-    ],
-)
-def test_a_near_name_is_suggested(tmp_path: Path, setting: str, advice: str) -> None:
-    for name in ("data/train.jsonl", "my_reward.py", "my_method.py", "runs/global_step_20/trainer_state.json"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-
-    with pytest.raises(ConfigError) as raised:
-        check_config(
-            load_config(
-                [
-                    *REQUIRED,
-                    "worker.rollout.n=4",
-                    "trainer.val_before_train=false",
-                    setting.replace("DIR", str(tmp_path)),
-                ]
-            )
-        )
-    assert advice in str(raised.value).replace(str(tmp_path), "DIR")
-
-
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        (
-            "def score(sample): return {'overall': float(sample['response'] == sample['ground_truth'])}",
-            "REWARD_TYPE = 'sequential'",
-        ),
-        ("def score(completions, **kwargs): return [0.0 for _ in completions]", "takes one"),
         ("def score(completions, answer, **kwargs): return [0.0]", "a reward of TRL"),
-        ("def score(data_source, solution_str, ground_truth, extra_info=None): return 0.0", "a reward of verl"),
         ("def score(predicts, ground_truths): return [{'overall': 0.0}]", "EasyR1's earlier versions"),
     ],
 )
 def test_another_contract_of_rewards_is_recognised(tmp_path: Path, text: str, advice: str) -> None:
     (tmp_path / "reward.py").write_text(text + "\n")
-    if advice == "takes one":  # a list of numbers is refused when it comes
-        advice = "Return a dict such as"
     with pytest.raises(ValueError, match=advice):
         load_reward(f"{tmp_path / 'reward.py'}:score", {}).score([{"response": "4", "ground_truth": "4"}])
 

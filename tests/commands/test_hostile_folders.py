@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
-import struct
 import subprocess
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -114,72 +111,29 @@ def picture(content: bytes) -> Attack:
     return apply
 
 
-def png(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
-    data = chunk(b"IDAT", zlib.compress(bytes(1000)))
-    return b"\x89PNG\r\n\x1a\n" + header + data + chunk(b"IEND", b"")
-
-
-def encoded(kind: str) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, format=kind)
-    return buffer.getvalue()
-
-
 def not_utf8(table: Any) -> Any:
     validity, offsets, _ = pyarrow.array(["abcd"]).buffers()
     broken = pyarrow.py_buffer(b"ab\xff\xfe")
     return column(table, "response", pyarrow.Array.from_buffers(pyarrow.string(), 1, [validity, offsets, broken]))
 
 
-BOMB = "a0: &a0 {x: 1, y: 2}\n" + "\n".join(
-    f"a{k}: &a{k} {{{', '.join(f'k{j}: *a{k - 1}' for j in range(9))}}}" for k in range(1, 10)
-)
-
 REPORTED: dict[str, Attack] = {
     **irregular("metrics.jsonl", "config.yaml", "generations.jsonl", "rollouts/step_00000002.parquet"),
-    "aliases of aliases": text("config.yaml", BOMB),
-    "samples beyond numbers": text("generations.jsonl", '{"step": 0, "prompt_id": "1", "accuracy": 1e308}\n'),
-    "samples of many digits": text("generations.jsonl", '{"step": 0, "prompt_id": "1", "accuracy": %s}\n' % ("9" * 999)),
     "steps from elsewhere": link("rollouts", "victim/rollouts"),
     "images from elsewhere": link("images", "victim"),
     "text that is not UTF-8": trace(not_utf8),
     "an EPS image": picture(EPS),
-    "a WEBP image": picture(encoded("WEBP")),
-    "an image of 900 megapixels": picture(png(30_000, 30_000)),
-    "a large image that is cut": picture(png(2_000, 2_000)),
     "an image that is text": picture(SECRET.encode()),
 }  # fmt: skip
 SHOWN: dict[str, Attack] = {
     "a step without a number": text("rollouts/step_x.parquet", "x"),
     "markup in the method's name": text("config.yaml", "algorithm: {adv_estimator: '[/]'}"),
     "markup in every key": text("config.yaml", "'[/b]': {'[link=file:///]': '[bold]'}"),
+    "counts that are not finite": text("metrics.jsonl", '{"step": 0, "val/accuracy": NaN, "val/num_samples": NaN}\n'),
 }
 
 
 CONTROL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
-HUGE_NUMBERS = [
-    "val/accuracy", "val/num_samples", "timing_s/step", "tokens/rollout", "timing_s/rollout", "evidence/weight_mean",
-]  # fmt: skip
-
-
-def rows(*values: str) -> str:
-    """Metrics whose values are given in JSON."""
-    return "".join(
-        json.dumps({"step": step} | dict.fromkeys(HUGE_NUMBERS, 0.5)).replace("0.5", value) + "\n"
-        for step, value in enumerate(values)
-    )
-
-
-SHOWN |= {
-    "numbers whose sums overflow": text("metrics.jsonl", rows("1e308", "1e308", "-1e308")),
-    "negative counts": text("metrics.jsonl", rows("-3", "-4")),
-    "counts that are not finite": text("metrics.jsonl", rows("null", "NaN")),
-    "steps beyond any run": text("metrics.jsonl", rows("0.1").replace('"step": 0', '"step": 1e300')),
-}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -192,7 +146,7 @@ def victim(tmp_path: Path) -> Path:
     folder = tmp_path / "victim"
     write_run(folder, validated(0.3), groups=[group(1, [rollout(right=True)])])
     (folder / "secret.txt").write_text(SECRET)
-    (folder / "holiday.png").write_bytes(png(4, 4))
+    Image.new("RGB", (4, 4)).save(folder / "holiday.png")
     return folder
 
 
@@ -264,14 +218,6 @@ def test_no_control_character_of_a_name_reaches_the_log(capfd: pytest.CaptureFix
     assert line.isprintable() or set(filter(lambda each: not each.isprintable(), line)) == {"\t", "\n"}
 
 
-@pytest.mark.parametrize("value", ["1e308", "-1e308", "null", "NaN", "1e999"])
-def test_a_comparison_shows_numbers_beyond_sums(folder: Path, tmp_path: Path, value: str) -> None:
-    text("metrics.jsonl", rows("0.5", value))(folder)
-    other = write_run(tmp_path / "seed", validated(0.3, 0.5))
-    text("metrics.jsonl", rows(value, "0.5"))(other)
-    assert main(["compare", str(folder), str(other)]) == 0
-
-
 @pytest.mark.parametrize("attack", FORMS.values(), ids=FORMS)
 def test_a_comparison_never_waits_for_a_checkpoints_state(
     folder: Path, tmp_path: Path, attack: Callable[[str], Attack]
@@ -316,13 +262,8 @@ def evaluated(folder: Path) -> Path:
 
 COMPARED: dict[str, Attack] = {
     **irregular("generations.jsonl", "evaluation.json"),
-    "deep results": text("evaluation.json", "[" * 100_000),
     "results with no number": text("evaluation.json", json.dumps(RESULTS).replace("0.5", '"x"')),
     "no benchmark": text("evaluation.json", json.dumps(RESULTS | {"benchmarks": {}})),
-    "a mean beyond numbers": text("evaluation.json", json.dumps(RESULTS).replace("0.5", "1" + "0" * 400)),
-    "a mean whose sum overflows": text("evaluation.json", json.dumps(RESULTS).replace("0.5", "1e308")),
-    "a mean that is no number": text("evaluation.json", json.dumps(RESULTS).replace("0.5", "NaN")),
-    "a negative error": text("evaluation.json", json.dumps(RESULTS).replace("0.1", "-1")),
 }
 
 
@@ -330,7 +271,8 @@ COMPARED: dict[str, Attack] = {
 def test_a_comparison_refuses_a_hostile_evaluation(
     tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    first, second = evaluated(tmp_path / "first"), evaluated(tmp_path / "second")
+    first = evaluated(tmp_path / "first")
+    second = evaluated(tmp_path / "second")
     COMPARED[name](second)
     refused(["compare", first, second], victim, capsys)
 
@@ -342,7 +284,6 @@ def test_a_benchmark_named_in_markup_is_compared(tmp_path: Path) -> None:
 
 
 EVALUATED = irregular("config.yaml") | {
-    "aliases of aliases": text("config.yaml", BOMB),
     "a pipe for the adapter's settings": pipe("global_step_2/actor/lora_adapter/adapter_config.json"),
 }
 
@@ -366,9 +307,7 @@ def test_a_hostile_checkpoint_is_refused(
 ADAPTERS: dict[str, Attack] = {
     **irregular("lora_adapter/adapter_model.safetensors", "lora_adapter/quantization_config.json"),
     "settings from elsewhere": link("lora_adapter/adapter_config.json", "victim/secret.txt"),
-    "huge settings": huge("lora_adapter/adapter_config.json"),
     "settings in a list": text("lora_adapter/adapter_config.json", "[]"),
-    "deep settings": text("lora_adapter/adapter_config.json", "[" * 100_000),
     "a rank of text": text("lora_adapter/adapter_config.json", '{"r": "many"}'),
     "no rank": text("lora_adapter/adapter_config.json", "{}"),
     "weights of text": text("lora_adapter/adapter_model.safetensors", "x" * 100),
@@ -404,25 +343,16 @@ ENDLESS = r"((\w|\.)+)+$!"
 """A pattern that takes forever to find that a name does not match."""
 MISLEADING: dict[str, tuple[dict[str, Any], str]] = {
     "ranks for patterns": ({"rank_pattern": {ENDLESS: 8}}, "settings that cepo does not read: rank_pattern"),
-    "scales for patterns": ({"alpha_pattern": {ENDLESS: 8}}, "does not read: alpha_pattern"),
     "a module to import": ({"megatron_core": "evil"}, "does not read: megatron_core"),
-    "10^7 layers": ({"layer_replication": [[0, 10**7]]}, "does not read: layer_replication"),
-    "a start that needs data": ({"init_lora_weights": "eva"}, "does not read: init_lora_weights"),
-    "a setting of nobody": ({"new_setting": 1}, "does not read: new_setting"),
     "another kind of adapter": ({"peft_type": "IA3"}, "does not read: peft_type"),
     "an infinite scale": ({"lora_alpha": float("inf")}, r"\blora_alpha\b"),
-    "a scale that is true": ({"lora_alpha": True}, r"\blora_alpha\b"),
     "a scale of text": ({"lora_alpha": "8"}, r"\blora_alpha\b"),
-    "a rank that is true": ({"r": True}, r"\br\b"),
     "a rank of 0": ({"r": 0}, r"\br\b"),
     "a scale by the root of text": ({"use_rslora": "no"}, r"\buse_rslora\b"),
-    "a scale by the root of 1": ({"use_rslora": 1}, r"\buse_rslora\b"),
     "magnitudes of text": ({"use_dora": "no"}, r"\buse_dora\b"),
     "turned matrices": ({"fan_in_fan_out": "no"}, r"\bfan_in_fan_out\b"),
     "biases of the base": ({"bias": "all"}, r"\bbias\b"),
-    "biases in a list": ({"bias": ["all"]}, r"\bbias\b"),
     "a module in text": ({"modules_to_save": "lm_head"}, r"\bmodules_to_save\b"),
-    "a module of numbers": ({"modules_to_save": [1]}, r"\bmodules_to_save\b"),
 }
 
 
@@ -442,21 +372,13 @@ QUANTIZATION = {
 }
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"bnb_4bit_quant_type": ["nf4"]},
-        {"bnb_4bit_use_double_quant": "no"},
-        {"bnb_4bit_compute_dtype": "load"},
-    ],
-)
-def test_settings_of_a_quantised_base_are_a_list(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_settings_of_a_quantised_base_are_a_list(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="a base in 4 bits needs bitsandbytes")
     (tmp_path / "quantization_config.json").write_text(json.dumps(QUANTIZATION | {"llm_int8_threshold": "x"}))
     settings = read_quantization(tmp_path)
     assert settings is not None
     assert settings.bnb_4bit_compute_dtype is torch.bfloat16
-    (tmp_path / "quantization_config.json").write_text(json.dumps(QUANTIZATION | change))
+    (tmp_path / "quantization_config.json").write_text(json.dumps(QUANTIZATION | {"bnb_4bit_compute_dtype": "load"}))
     with pytest.raises(CheckpointError, match="cannot be read as settings of a 4-bit base"):
         read_quantization(tmp_path)
 
@@ -487,12 +409,10 @@ RECORDS = ("metrics.jsonl", "config.yaml")
 RESUMED: dict[str, Attack] = {
     **{f"{form} for {name}": FORMS[form](name) for form in ("a pipe", "a file from elsewhere") for name in RECORDS},
     "metrics that do not exist elsewhere": link("metrics.jsonl", "victim/new.txt"),
-    "empty metrics elsewhere": link("metrics.jsonl", "victim/empty.txt"),
     "samples from elsewhere": link("generations.jsonl", "victim/metrics.jsonl"),
     "steps from elsewhere": link("rollouts", "victim/rollouts"),
     "images from elsewhere": link("images", "victim"),
     "events from elsewhere": link("tensorboard", "victim"),
-    "events in a new folder elsewhere": link("tensorboard", "victim/new"),
     "a database elsewhere": link("mlflow", "victim"),
     "a step to be renamed": link("rollouts/.step_00000003.parquet", "victim/secret.txt"),
     "an image to be renamed": link(f"images/.{'0' * 32}.png", "victim/secret.txt"),
@@ -504,7 +424,6 @@ RESUMED: dict[str, Attack] = {
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resume_changes_no_file_outside_its_folder(folder: Path, victim: Path, name: str) -> None:
-    (victim / "empty.txt").touch()
     RESUMED[name](folder)
     before = contents(victim)
     run = RunDescription(folder=folder, config_text="a: 1\n", max_steps=5, resumed_step=0, max_rollouts_mb=0)
@@ -524,9 +443,8 @@ def test_no_other_file_is_locked(folder: Path, victim: Path, attack: Attack) -> 
     assert contents(victim) == before
 
 
-@pytest.mark.parametrize("attack", [text("trainer_state.json", "[" * 100_000), huge("trainer_state.json")])
-def test_a_hostile_state_is_refused_by_a_resume(tmp_path: Path, attack: Attack) -> None:
-    attack(tmp_path / "global_step_1")
+def test_a_hostile_state_is_refused_by_a_resume(tmp_path: Path) -> None:
+    huge("trainer_state.json")(tmp_path / "global_step_1")
     store = CheckpointStore(tmp_path, keep=-1, identity={})
     with pytest.raises(CepoError):
         store.read(tmp_path / "global_step_1")
@@ -548,7 +466,7 @@ def test_pruning_leaves_links_and_foreign_names(tmp_path: Path, victim: Path) ->
 
 
 MEASURED: list[Attack] = [
-    link("measurement.json", "victim/secret.txt"), huge("measurement.json"), pipe("measurement.json"), link("images", "victim"),
+    link("measurement.json", "victim/secret.txt"), pipe("measurement.json"), link("images", "victim"),
     link("gradients/1.new.npy", "victim/secret.txt"),
 ]  # fmt: skip
 

@@ -212,7 +212,8 @@ def with_critic(*arguments: str) -> RunConfig:
 def test_nulls_of_the_critic_are_the_actors_settings() -> None:
     """They are path and batch size; that other defaults are EasyR1's is held by tests/config/test_easyr1_keys.py."""
     resolved = with_critic("worker.actor.global_batch_size=16").worker.resolved_critic
-    assert (resolved.model.model_path, resolved.global_batch_size) == ("microgeo:model", 16)
+    assert resolved.model.model_path == "microgeo:model"
+    assert resolved.global_batch_size == 16
 
 
 def test_the_critic_inherits_the_actors_overrides_and_trust() -> None:
@@ -223,9 +224,12 @@ def test_the_critic_inherits_the_actors_overrides_and_trust() -> None:
         "worker.critic.model.override_config={image_token_id: 3}",
     ]
     model = with_critic(*arguments).worker.resolved_critic.model
-    assert (model.trust_remote_code, model.override_config) == (True, {"initializer_range": 1, "image_token_id": 3})
+    assert model.trust_remote_code is True
+    assert model.override_config == {"initializer_range": 1, "image_token_id": 3}
     own = with_critic(*arguments, "worker.critic.model.model_path=org/critic").worker.resolved_critic.model
-    assert (own.model_path, own.trust_remote_code, own.override_config) == ("org/critic", False, {"image_token_id": 3})
+    assert own.model_path == "org/critic"
+    assert own.trust_remote_code is False
+    assert own.override_config == {"image_token_id": 3}
 
 
 def test_the_plan_names_the_critic_where_one_is_needed() -> None:
@@ -252,7 +256,8 @@ def test_a_fault_in_the_critics_section_matters_where_needed(argument: str, word
 def test_null_validation_files_alone_turn_validation_off() -> None:
     """The base file asks for a validation before the run; data.val_files=null ends that, as its description says."""
     config = load_config([BASE, "data.val_files=null"])
-    assert (config.trainer.val_before_train, config.trainer.val_freq) == (False, -1)
+    assert config.trainer.val_before_train is False
+    assert config.trainer.val_freq == -1
     assert "validation: none (data.val_files is null)" in check_config(config)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import runpy
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,9 @@ from cepo.types import TokenBatch, TokenSignal
 def test_the_command_line_beats_the_file_which_beats_defaults(tmp_path: Path) -> None:
     file = write(tmp_path, "run.yaml", "data: {seed: 5, max_prompt_length: 7}\n")
     run = load(file, "data.seed=9")
-    assert (run.data.seed, run.data.max_prompt_length, run.data.max_response_length) == (9, 7, 512)
+    assert run.data.seed == 9
+    assert run.data.max_prompt_length == 7
+    assert run.data.max_response_length == 512
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,9 @@ def test_base_files_lie_underneath_and_may_chain(tmp_path: Path) -> None:
     write(tmp_path / "low", "middle.yaml", "base: lowest.yaml\ndata: {seed: 2, max_prompt_length: 21}\n")
     file = write(tmp_path, "top.yaml", "base: low/middle.yaml\ndata: {seed: 3}\n")
     run = load(file)
-    assert (run.data.seed, run.data.max_prompt_length, run.data.max_response_length) == (3, 21, 12)
+    assert run.data.seed == 3
+    assert run.data.max_prompt_length == 21
+    assert run.data.max_response_length == 12
 
 
 def test_base_files_in_a_circle_are_an_error_that_shows_it(tmp_path: Path) -> None:
@@ -80,15 +84,10 @@ def test_a_mapping_is_merged_from_a_dict_or_from_dots() -> None:
         assert isinstance(run.worker.rollout.val_override_config["temperature"], float)
 
 
-def test_a_default_list_is_not_shared() -> None:
-    first, second = load(), load()
-    first.trainer.logger.append("file")
-    assert second.trainer.logger == ["console", "file"]
-
-
 def test_an_empty_section_in_a_file_keeps_its_defaults(tmp_path: Path) -> None:
     run = load(write(tmp_path, "run.yaml", "data:\n  # nothing here\nworker:\n  rollout:\n"))
-    assert (run.data.seed, run.worker.rollout.n) == (1, 1)
+    assert run.data.seed == 1
+    assert run.worker.rollout.n == 1
 
 
 @pytest.mark.parametrize("name", available_estimators())
@@ -126,11 +125,6 @@ def test_any_text_and_number_survives_dump_and_load(
 def test_weights_are_sharded_within_a_machine_unless_set(settings: list[str], sizes: tuple[int, int]) -> None:
     run = load_config(["config=microgeo/quickstart", "trainer.nnodes=2", "trainer.n_gpus_per_node=4", *settings])
     assert (run.worker.actor.fsdp.fsdp_size, run.worker.critic.fsdp.fsdp_size) == sizes
-
-
-def test_settings_cannot_be_changed_after_loading() -> None:
-    with pytest.raises(FrozenInstanceError):
-        load().data.seed = 3  # type: ignore[misc]
 
 
 def test_there_are_at_most_230_settings() -> None:
@@ -276,7 +270,8 @@ def test_a_loss_of_ones_own_has_its_section_and_its_presets(loss_plugin: str) ->
     """Its preset of a shared setting holds unless the setting is set; its own settings have their defaults."""
     chosen = "worker.actor.loss_type=loss_for_config_test"
     actor = load(loss_plugin, chosen).worker.actor
-    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 4.0)
+    assert actor.clip_ratio_low == 0.2
+    assert actor.clip_ratio_high == 4.0
     assert actor.loss == {"loss_for_config_test": {"strength": 0.25}}
     changed = load(
         loss_plugin, chosen, "worker.actor.loss.loss_for_config_test.strength=3", "worker.actor.clip_ratio_high=2"

@@ -50,11 +50,6 @@ def test_a_name_leads_to_no_other_folder(setting: str) -> None:
     assert "is a path; give a name, and the run folder as trainer.save_checkpoint_path=FOLDER" in message
 
 
-def test_the_run_folder_may_be_anywhere(tmp_path: Path) -> None:
-    for folder in (str(tmp_path), "../beside"):
-        assert load(f"trainer.save_checkpoint_path={folder}").trainer.save_checkpoint_path == folder
-
-
 def test_a_run_of_no_steps_is_refused() -> None:
     """It would load the model, train nothing, and report success."""
     assert "trainer.max_steps must be at least 1, got 0" in message_of([*REQUIRED, "trainer.max_steps=0"])
@@ -71,11 +66,6 @@ def test_no_part_of_an_argument_is_lost_as_a_comment(key: str, value: str) -> No
 def test_a_number_sign_in_a_name_is_part_of_it(value: str) -> None:
     config = load_config(["config=configs/microgeo/base.yaml", f"data.val_files={value}"])
     assert config.data.val_files == value.strip("'\"")
-
-
-def test_a_mapping_may_have_lines() -> None:
-    config = load_config(["config=configs/microgeo/base.yaml", "worker.reward.reward_function_kwargs={a: 1,\n b: x}"])
-    assert config.worker.reward.reward_function_kwargs == {"a": 1, "b": "x"}
 
 
 def test_an_unknown_key_in_a_base_file_names_the_base_file(tmp_path: Path) -> None:
@@ -144,11 +134,6 @@ def attempt(arguments: list[str]) -> None:
 @given(st.lists(st.tuples(WORDS, VALUES.map(str) | st.text(max_size=30)), max_size=4))
 def test_any_arguments_give_a_run_or_our_error(pairs: list[tuple[str, str]]) -> None:
     attempt([*REQUIRED, *(f"{key}={value}" for key, value in pairs)])
-
-
-@given(st.lists(st.text(max_size=40), max_size=3))
-def test_any_words_for_arguments_give_our_error(words: list[str]) -> None:
-    attempt(words)
 
 
 @given(content=st.binary(max_size=100) | st.text(max_size=200).map(lambda text: text.encode(errors="surrogatepass")))

@@ -40,7 +40,8 @@ def test_every_key_is_honoured_or_has_a_reason() -> None:
 
 @pytest.mark.parametrize("key", HONOURED)
 def test_a_default_is_easyr1s_or_differs_for_a_stated_reason(key: str) -> None:
-    ours, theirs = OURS[key], EASYR1_KEYS[key].default
+    ours = OURS[key]
+    theirs = EASYR1_KEYS[key].default
     assert (ours != theirs) == (key in TABLE.other_default), f"{key}: {ours!r} here, {theirs!r} in EasyR1"
     assert type(ours) is type(theirs) or key in TABLE.other_default
 
@@ -94,21 +95,26 @@ def test_easyr1s_prompt_templates_are_shipped() -> None:
 
 def test_easyr1s_own_config_file_resolves_with_its_values(tmp_path: Path) -> None:
     run = load_config([easyr1s_file(tmp_path)])
-    assert (run.data.train_files, run.data.prompt_key, run.data.max_prompt_length) == (
-        "hiyouga/math12k@train",
-        "problem",
-        2048,
-    )
-    assert (run.algorithm.kl_penalty, run.algorithm.kl_coef, run.algorithm.use_kl_loss) == ("low_var_kl", 1e-2, True)
-    assert (run.worker.rollout.n, run.worker.actor.global_batch_size) == (5, 128)
+    assert run.data.train_files == "hiyouga/math12k@train"
+    assert run.data.prompt_key == "problem"
+    assert run.data.max_prompt_length == 2048
+    assert run.algorithm.kl_penalty == "low_var_kl"
+    assert run.algorithm.kl_coef == 1e-2
+    assert run.algorithm.use_kl_loss is True
+    assert run.worker.rollout.n == 5
+    assert run.worker.actor.global_batch_size == 128
     assert run.worker.rollout.val_override_config == {"temperature": 0.6, "top_p": 0.95, "n": 1}
-    assert (run.trainer.logger, run.trainer.n_gpus_per_node) == (["file", "wandb"], 8)
+    assert run.trainer.logger == ["file", "wandb"]
+    assert run.trainer.n_gpus_per_node == 8
 
 
 def test_easyr1s_geo3k_lora_overrides_resolve_over_its_file(tmp_path: Path) -> None:
     run = load_config([easyr1s_file(tmp_path), *LORA_SCRIPT])
     lora = run.worker.actor.model.lora
-    assert (lora.rank, lora.alpha, lora.exclude_modules, run.worker.actor.optim.lr) == (64, 64, ".*visual.*", 1e-5)
+    assert lora.rank == 64
+    assert lora.alpha == 64
+    assert lora.exclude_modules == ".*visual.*"
+    assert run.worker.actor.optim.lr == 1e-5
     assert "samples per step: 512 prompts x 5 responses = 2560, on each of 8 devices at most 320" in check_config(run)
 
 
@@ -162,7 +168,8 @@ def test_the_forks_script_gets_its_values_in_arguments_that_load() -> None:
     section = run.methods["cepo"]
     weight = {key: section["weight"][key] for key in ("lambda_init", "lambda_decay_steps", "clip_radius")}
     assert weight == {"lambda_init": 0.4, "lambda_decay_steps": 20, "clip_radius": 0.2}
-    assert (section["teacher"]["source"], section["positive"]["source"]) == ("actor", "ground_truth")
+    assert section["teacher"]["source"] == "actor"
+    assert section["positive"]["source"] == "ground_truth"
 
 
 def test_forks_keys_in_a_file_are_answered_with_their_lines(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def test_a_method_alone_has_no_note(arguments: tuple[str, ...]) -> None:
 def test_a_users_own_file_is_compared_with_its_base(tmp_path: Path) -> None:
     """A file without a base is the whole configuration: what it sets holds for each method."""
     settings = "algorithm: {adv_estimator: cepo}\nworker: {rollout: {n: 16}}\n"
-    whole, file = tmp_path / "whole.yaml", tmp_path / "mine.yaml"
+    whole = tmp_path / "whole.yaml"
+    file = tmp_path / "mine.yaml"
     (tmp_path / "base.yaml").write_text("worker: {rollout: {n: 4}}\n", encoding="utf-8")
     whole.write_text(settings, encoding="utf-8")
     file.write_text(f"base: base.yaml\n{settings}", encoding="utf-8")

@@ -19,9 +19,11 @@ def test_settings_in_parentheses_win_over_the_configs() -> None:
     ]  # fmt: skip
     _, first, second, third = methods.values()
     settings = second.config
-    assert (settings.weight.lambda_init, settings.weight.clip_radius) == (1.0, 0.1)
+    assert settings.weight.lambda_init == 1.0
+    assert settings.weight.clip_radius == 0.1
     assert settings.negative.select == "random"
-    assert (settings.advantage.scale, third.config.advantage.scale) == ("none", "std")
+    assert settings.advantage.scale == "none"
+    assert third.config.advantage.scale == "std"
     assert first.config.advantage.scale == "none"
 
 
@@ -31,7 +33,8 @@ def test_a_comma_within_brackets_separates_nothing() -> None:
     methods = read_methods(line, {})
     assert list(methods) == ["uniform", line.removesuffix(", grpo"), "grpo"]
     negative = list(methods.values())[1].config.negative
-    assert (negative.select, negative.fallback) == ("random", "neutral")
+    assert negative.select == "random"
+    assert negative.fallback == "neutral"
 
 
 def test_the_reference_is_the_reward_less_that_of_the_others() -> None:

@@ -17,7 +17,8 @@ from cepo.data.hub import require_hub_names
 from cepo.data.tables import read_source
 from cepo.errors import ConfigError
 
-MODEL, DATA = ("worker.actor.model.model_path", "org/model"), ("data.train_files", "org/problems@train")
+MODEL = ("worker.actor.model.model_path", "org/model")
+DATA = ("data.train_files", "org/problems@train")
 
 
 @pytest.fixture(autouse=True)

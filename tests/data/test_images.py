@@ -292,15 +292,6 @@ def test_a_bad_file_is_a_bad_row_and_starts_no_program(
                 read(value, None)
 
 
-def test_an_image_has_at_most_the_pixels_that_pillow_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow refuses more than twice its own limit."""
-    content = png_of((8, 13), [bytes(1)] * 13, bits=1)
-    assert verify_image(content, None) == (8, 13)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 51)
-    with pytest.raises(DataError, match=r"the image is too large: .*104 pixels"):
-        verify_image(content, None)
-
-
 @pytest.mark.parametrize(
     ("content", "fault"),
     [(b"", r"is empty \(0 bytes\)"), (b"\n<!DOCTYPE html><html>", "begins with '<!DOCTYPE html><html>'")],

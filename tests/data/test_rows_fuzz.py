@@ -214,25 +214,6 @@ def test_any_messages_are_turns_or_our_error(messages: Any) -> None:
         assert turns[-1].role == "user"
 
 
-def test_the_guard_sees_other_errors() -> None:
-    for error in (KeyError("prompt"), RecursionError("deep")):
-        with pytest.raises(type(error)), only_our_errors():
-            raise error
-    with pytest.raises(AssertionError, match="does not name anything"), only_our_errors():
-        raise DataError(" ")
-
-
-def test_a_line_that_is_not_utf8_is_a_bad_row(tmp_path: Path, tiny_processing: Processing) -> None:
-    lines = [b'{"prompt": "1 + %d", "answer": "2"}\n' % number for number in range(4)]
-    lines[2] = b'{"prompt": "1 + \xff\xfe", "answer": "2"}\n'
-    file = tmp_path / "rows.jsonl"
-    file.write_bytes(b"".join(lines))
-    problems = problems_in(file, tiny_processing, skip_bad_rows=True)
-    assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
-    with pytest.raises(DataError, match=r"row 2: the row, line 3 of rows.jsonl, is not text.*skip_bad_rows=true"):
-        problems_in(file, tiny_processing)
-
-
 def test_a_cell_of_parquet_that_is_not_utf8_is_a_bad_row(tmp_path: Path, tiny_processing: Processing) -> None:
     validity, offsets, _ = pyarrow.array(["1 +", "2 +", "__3", "4 +"]).buffers()
     texts = pyarrow.py_buffer(b"1 +2 +\xff\xfe34 +")

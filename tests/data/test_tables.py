@@ -153,19 +153,6 @@ def test_a_file_for_each_row_is_one_table(tmp_path: Path) -> None:
     assert answers(read_source(f"{tmp_path}@train[-1:]")) == ["changed"]
 
 
-def test_a_line_nested_without_end_is_a_bad_row(tmp_path: Path) -> None:
-    line = '{"prompt": "q", "answer": ' + "[" * 200_000 + "]" * 200_000 + "}"
-    table = read_source(write(tmp_path, "a.jsonl", f"{GOOD}\n{line}\n{GOOD}"))
-    require_faults(table, [None, "line 2 of a.jsonl, is nested too deeply", None])
-
-
-def test_a_number_of_5000_digits_is_a_bad_row(tmp_path: Path) -> None:
-    line = '{"prompt": "q", "answer": ' + "9" * 5_000 + "}"
-    for name, content in (("a.jsonl", f"{GOOD}\n{line}"), ("a.json", f"[{GOOD},\n{line}]")):
-        table = read_source(write(tmp_path, name, content))
-        require_faults(table, [None, "an integer of 5,000 digits"])
-
-
 @pytest.mark.parametrize("bad", [b"\xff\xfe", b"\xc3(", "\u4e2d\u6587".encode("gbk"), b"\xed\xa0\xbd"])
 def test_text_in_another_encoding_is_a_bad_row(tmp_path: Path, bad: bytes) -> None:
     lines = GOOD.encode() + b'\n{"prompt": "' + bad + b'", "answer": "1"}'
@@ -286,13 +273,6 @@ def test_classes_and_nested_json_are_read_by_the_files_features(tmp_path: Path) 
     assert answers(rows_of(made.select([2, 0]))) == ["", "no"]
 
 
-def test_features_of_another_version_count_as_none(tmp_path: Path) -> None:
-    features = {"info": {"features": {"answer": {"_type": "KindOfTomorrow"}}}}
-    table = pyarrow.table({"prompt": ["a"], "answer": [1]})
-    table = table.replace_schema_metadata({b"huggingface": json.dumps(features).encode()})
-    assert answers(read_source(write(tmp_path, "a.parquet", parquet_of(table)))) == ["1"]
-
-
 def test_parts_of_other_types_are_one_source(tmp_path: Path) -> None:
     for number, answer in enumerate([["7"], [8], [9.0]]):
         columns: dict[str, Any] = {"prompt": ["q"], "answer": answer}
@@ -310,18 +290,6 @@ def test_row_numbers_that_pandas_wrote_are_no_column(tmp_path: Path) -> None:
     table = read_source(str(tmp_path / "a.parquet"))
     assert table.column_names == ["prompt", "answer"]
     assert answers(table) == ["1", "3"]
-
-
-@pytest.mark.parametrize("offsets", [[0, 2**30, 3], [0, -5, 3], [5, 2, 6]])
-def test_wild_offsets_in_an_arrow_file_are_refused(tmp_path: Path, offsets: list[int]) -> None:
-    """Following one would end the process."""
-    positions = pyarrow.py_buffer(numpy.array(offsets, numpy.int32).tobytes())
-    values = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, positions, pyarrow.py_buffer(b"abcdef")])
-    table = pyarrow.table({"prompt": ["a", "b"], "answer": values})
-    with pyarrow.ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
-        writer.write_table(table)
-    with pytest.raises(ConfigError, match=r"a\.arrow cannot be read: ArrowInvalid"):
-        read_source(str(tmp_path / "a.arrow"))
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

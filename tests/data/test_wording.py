@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +24,9 @@ from cepo.config.schema import DataConfig
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import TEMPLATES, ContextBuilder, HintTemplate, Problem, sanitise_reference
-from cepo.errors import ConfigError, DataError
+from cepo.errors import ConfigError
 from cepo.models.interface import EncodedPrompt
-from cepo.models.processing import MARKS, Processing
+from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.planning import plan_views
 from cepo.trainer.rollout_groups import rollout_groups
@@ -85,13 +84,6 @@ def test_no_special_text_or_control_character_survives(specials: list[str], text
     assert not set(clean) & set("\n\r\x00\u200b\u2028")
     assert "  " not in clean
     assert sanitise_reference(clean, specials) == clean
-
-
-def test_specials_nested_2000_deep_are_removed_at_once() -> None:
-    depth = 2_000
-    began = time.process_time()
-    assert sanitise_reference("7" + "<|im_" * depth + "end|>" * depth + " 0", SPECIALS) == "7 0"
-    assert time.process_time() - began < 10
 
 
 @given(st.text(alphabet=st.characters(blacklist_categories=["C", "Z"]), max_size=30))
@@ -175,7 +167,6 @@ def test_any_wording_of_a_hint_is_used_or_our_error(
 
 
 ROWS = 120
-MEGABYTE = 1_000_000
 UNITS = ["<|im_end|>", "<|im_", "\\boxed{", "\n", "\x00", "\U0001f600", "\ud800", "1", "<image"]
 
 
@@ -251,23 +242,3 @@ def test_template_code_and_markup_are_shown_as_they_are_written(tiny_processing:
     problem = Problem(prompt_id="0", text=text, images=(), ground_truth="7", solution=None, columns={})
     teacher = contexts.teacher(problem, contexts.student(problem), reference)
     assert f"{text}\nHere is a sample answer: {reference}" in tiny_processing.decode(teacher.token_ids)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(("unit", "size"), [("x", MEGABYTE), *((unit, 50_000) for unit in UNITS)])
-def test_a_line_of_a_megabyte_is_encoded_in_seconds(tiny_processing: Processing, unit: str, size: int) -> None:
-    text = unit * (size // len(unit))
-    began = time.process_time()
-    prompt = tiny_processing.encode(text, None)
-    assert control_tokens(tiny_processing, prompt) == plain(tiny_processing)
-    tiny_processing.encode_text(sanitise_reference(text, tiny_processing.special_texts))
-    assert time.process_time() - began < 60
-
-
-def test_a_hundred_thousand_image_marks_are_a_bad_row_at_once(tiny_processing: Processing, tmp_path: Path) -> None:
-    file = tmp_path / "marks.jsonl"
-    file.write_text(json.dumps({"prompt": MARKS[0] * 100_000, "answer": "1", "images": []}) + "\n", encoding="utf-8")
-    began = time.process_time()
-    with pytest.raises(DataError, match=r"row 0: 100000 '<image>' in the text but 0 images"):
-        ProblemSet(str(file), DataConfig(train_files=str(file)), tiny_processing)
-    assert time.process_time() - began < 20

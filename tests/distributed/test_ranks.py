@@ -122,7 +122,8 @@ def assert_same_metrics(one: Metrics, many: Metrics) -> None:
 
 @on_ranks(*SCENARIOS)
 def test_scores_and_metrics_of_all_ranks_are_those_of_one(runs: Runs, name: str, num_ranks: int) -> None:
-    one, outcomes = runs.one(name), runs.of(num_ranks, name)
+    one = runs.one(name)
+    outcomes = runs.of(num_ranks, name)
     assert one.scores
     for kind, scores in one.scores.items():
         assert gap(scores, together(outcomes, kind)) < LOG_PROBS

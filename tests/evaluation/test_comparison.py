@@ -20,11 +20,17 @@ PAPER = str(Path(__file__).parents[2] / "lab" / "paper.json")
 
 def test_a_paired_difference_drops_what_both_models_share(tmp_path: Path) -> None:
     # Differences per problem: 0, 0, 1, 0. Their mean is 0.25, their sd 0.5, the error 0.25; unpaired it would be 0.38.
-    first, second = evaluation(tmp_path / "first", "1001"), evaluation(tmp_path / "second", "1011")
+    first = evaluation(tmp_path / "first", "1001")
+    second = evaluation(tmp_path / "second", "1011")
     (paired,), (back,) = compare_evaluations(first, second), compare_evaluations(second, first)
-    assert (paired.benchmark, paired.num_problems, paired.first, paired.second) == ("dynamath", 4, 0.5, 0.75)
-    assert (paired.difference["mean"], paired.difference["error"]) == (0.25, pytest.approx(0.25))
-    assert (back.difference["mean"], back.difference["error"]) == (-0.25, pytest.approx(0.25))
+    assert paired.benchmark == "dynamath"
+    assert paired.num_problems == 4
+    assert paired.first == 0.5
+    assert paired.second == 0.75
+    assert paired.difference["mean"] == 0.25
+    assert paired.difference["error"] == pytest.approx(0.25)
+    assert back.difference["mean"] == -0.25
+    assert back.difference["error"] == pytest.approx(0.25)
 
 
 def test_a_paired_difference_is_clustered_by_variants(tmp_path: Path) -> None:
@@ -32,7 +38,8 @@ def test_a_paired_difference_is_clustered_by_variants(tmp_path: Path) -> None:
 
     The residual sums of the clusters are -1 and 1: error^2 = 2 / 1 * (1 + 1) / 16, so 0.5. Unclustered it were 0.289.
     """
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     for folder, right in ((first, "1100"), (second, "1111")):
         evaluation(folder, right)
         rows = [graded(number, digit == "1", cluster=str(number // 2)) for number, digit in enumerate(right)]
@@ -42,12 +49,15 @@ def test_a_paired_difference_is_clustered_by_variants(tmp_path: Path) -> None:
 
 
 def test_responses_without_a_verdict_are_not_compared(tmp_path: Path) -> None:
-    first, second = evaluation(tmp_path / "first", "10"), evaluation(tmp_path / "second", "11")
+    first = evaluation(tmp_path / "first", "10")
+    second = evaluation(tmp_path / "second", "11")
     for folder in (first, second):
         with (folder / GENERATIONS_FILE).open("ab") as file:
             file.write(encode_line(graded(2, False) | {"correct": None}))
     (paired,) = compare_evaluations(first, second)
-    assert (paired.num_problems, paired.first, paired.second) == (2, 0.5, 1.0)
+    assert paired.num_problems == 2
+    assert paired.first == 0.5
+    assert paired.second == 1.0
 
 
 @pytest.mark.parametrize(
@@ -62,7 +72,8 @@ def test_responses_without_a_verdict_are_not_compared(tmp_path: Path) -> None:
 def test_evaluations_of_other_problems_are_not_paired(
     tmp_path: Path, right: str | None, changed: dict[str, Any], words: str
 ) -> None:
-    first, other = evaluation(tmp_path / "first", "11"), tmp_path / "other"
+    first = evaluation(tmp_path / "first", "11")
+    other = tmp_path / "other"
     if right is not None:
         evaluation(other, right, **changed)
     with pytest.raises(DataError, match=words):
@@ -106,7 +117,8 @@ def test_evaluations_stand_beside_the_paper_with_a_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second gains one of 4 problems: by 25 points with error sd(0, 0, 0, 1) / sqrt(4) = 25."""
-    first, second = evaluation(tmp_path / "first", "1000"), evaluation(tmp_path / "second", "1001")
+    first = evaluation(tmp_path / "first", "1000")
+    second = evaluation(tmp_path / "second", "1001")
     monkeypatch.setenv("COLUMNS", "160")
     assert main(["compare", PAPER, str(first), str(second)]) == 0
     printed = capsys.readouterr().out
@@ -138,7 +150,8 @@ def test_a_damaged_evaluation_or_table_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
     """`tests/commands/test_hostile_folders.py` has more results that are no numbers."""
-    first, second = evaluation(tmp_path / "first", "1100"), evaluation(tmp_path / "second", "1110")
+    first = evaluation(tmp_path / "first", "1100")
+    second = evaluation(tmp_path / "second", "1110")
     (second / name).write_text(text)
     assert main(["compare", str(first), str(second / name if name == "table.json" else second)]) == 2
     assert str(second / name) in capsys.readouterr().err.replace("\n", "")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from evaluation_folders import graded
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cepo.errors import DataError
 from cepo.evaluation.statistics import Estimate, benchmark_figures, clustered_mean, macro_average, pass_at_k
@@ -33,21 +30,6 @@ def test_an_error_is_that_of_clusters(
 ) -> None:
     expected = Estimate(mean=mean, error=pytest.approx(error), num_clusters=len(set(clusters)))
     assert clustered_mean(values, clusters) == expected
-
-
-@given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=2, max_size=8))
-def test_equal_clusters_give_the_standard_error_of_their_means(groups: list[list[float]]) -> None:
-    means = [statistics.fmean(group) for group in groups]
-    values: list[float] = []
-    clusters: list[int] = []
-    for number, group in enumerate(groups):
-        values += group
-        clusters += [number] * 3
-    estimate = clustered_mean(values, clusters)
-    assert estimate["mean"] == pytest.approx(statistics.fmean(means), abs=1e-12)
-    assert estimate["error"] == pytest.approx(statistics.stdev(means) / math.sqrt(len(means)), abs=1e-12)
-    with pytest.raises(DataError, match="nothing was graded"):
-        clustered_mean([], [])
 
 
 @pytest.mark.parametrize(
@@ -99,16 +81,6 @@ def test_the_worst_variant_of_each_question_counts() -> None:
     assert figures["accuracy"]["num_clusters"] == 2
     assert figures["worst_variant"]["mean"] == 0.5
     assert "pass_at_k" not in figures
-
-
-@pytest.mark.parametrize("verdicts", ["0111", "1011", "1101", "1110"])
-def test_the_worst_variant_may_stand_at_any_place(verdicts: str) -> None:
-    """One of 4 variants of question a is wrong, wherever it stands; question b is right: 1 of 2 questions."""
-    rows = [graded(number, digit == "1", cluster="a") for number, digit in enumerate(verdicts)]
-    rows += [graded(number, True, cluster="b") for number in range(4, 8)]
-    worst = benchmark_figures(rows, has_variants=True)["worst_variant"]
-    assert worst["mean"] == 0.5
-    assert worst["num_clusters"] == 2
 
 
 def test_the_worst_variant_is_that_of_the_lowest_mean() -> None:

@@ -254,7 +254,8 @@ def test_another_process_is_waited_for_with_a_word_and_a_limit(
 
 
 def test_entries_unused_for_long_go_when_another_is_made() -> None:
-    old, kept = write(key="old"), write(key="kept")
+    old = write(key="old")
+    kept = write(key="kept")
     for file in (old, kept):
         os.utime(file.parents[1], (1e9, 1e9))
     own_cache._remove_unused.cache_clear()  # it is done once in a process

@@ -122,7 +122,8 @@ def test_responses_end_where_the_template_ends_a_turn(tmp_path: Path, caplog: py
     ]
     completions, _ = trainer._generate_single_turn([prompt, prompt], None, {}, GROUP)
     assert completions == [script[1:-1]] * 2
-    trainer.use_vllm, trainer.vllm_generation = True, SimpleNamespace(generation_kwargs={"stop_token_ids": [7]})
+    trainer.use_vllm = True
+    trainer.vllm_generation = SimpleNamespace(generation_kwargs={"stop_token_ids": [7]})
     ends = trainer._end_responses_as_the_template().token_ids
     assert trainer.vllm_generation.generation_kwargs == {"stop_token_ids": sorted([7, *ends])}
     assert trainer._tokenizer.convert_ids_to_tokens(list(ends)) == ["<|im_end|>", "<|endoftext|>"]
@@ -285,7 +286,8 @@ def test_answers_in_lists_reach_teachers_as_text(tmp_path: Path) -> None:
         rows = [rows_of_the_world(1)[0] | {"answer": answer}]
         trainer = trl_trainer(rows, tmp_path, method="cepo", reward_funcs=lambda completions, **_: [1.0, 0.0, 0.0, 1.0])
         with_canned(trainer, [[*trainer._tokenizer(text)["input_ids"]] for text in (r"\boxed{1}", "2", "3", "4")])
-        seen, choose = [], trainer.estimator.references
+        seen = []
+        choose = trainer.estimator.references
 
         def noted(group: Any, seen: list[Any] = seen, choose: Any = choose) -> Any:
             seen.append(group.ground_truth)

@@ -53,7 +53,9 @@ class Watched:
         self.found: list[dict[tuple[int, int], list[float]]] = []
         self.penalised: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.with_a_tool: dict[tuple[int, int], list[float]] = {}
-        self.nested, self._trainer, self._compute = True, trainer, trainer._compute_advantage
+        self.nested = True
+        self._trainer = trainer
+        self._compute = trainer._compute_advantage
         trainer._compute_advantage = self
 
     def __call__(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -74,11 +76,13 @@ class Watched:
 
     def _with_a_kl_in_the_reward(self, batch: Any) -> None:
         """Computes advantages with verl's penalty of 1 x (log P - log P_reference), which is 2 nats per token here."""
-        trainer, where = self._trainer, {"keys": batch.keys, "partition_id": batch.partition_id}
+        trainer = self._trainer
+        where = {"keys": batch.keys, "partition_id": batch.partition_id}
         scored = tq.kv_batch_get(**where, select_fields=["old_log_probs"])["old_log_probs"]
         reference = torch.nested.as_nested_tensor([row - 2.0 for row in scored.unbind()], layout=torch.jagged)
         tq.kv_batch_put(**where, fields=TensorDict({"ref_log_prob": reference}, batch_size=len(batch.keys)))
-        trainer.config.algorithm.use_kl_in_reward, trainer.kl_ctrl_in_reward = True, FixedKLController(kl_coef=1.0)
+        trainer.config.algorithm.use_kl_in_reward = True
+        trainer.kl_ctrl_in_reward = FixedKLController(kl_coef=1.0)
         compute = trainer._credit.signal
 
         def noted(rows: Any, rewards: Any, correct: Any, *others: Any, penalties: Any, **further: Any) -> Any:
@@ -87,7 +91,8 @@ class Watched:
 
         trainer._credit.signal = noted
         self._compute(batch, {})
-        trainer._credit.signal, trainer.config.algorithm.use_kl_in_reward = compute, False
+        trainer._credit.signal = compute
+        trainer.config.algorithm.use_kl_in_reward = False
 
     def _with_a_tools_mask(self, batch: Any) -> None:
         """Notes the advantages of responses of which a tool wrote the second and third token, as an agent loop marks it."""
@@ -147,7 +152,8 @@ def test_verl_finds_the_trainer_by_its_entry_point() -> None:
 def test_the_same_rollouts_have_cepos_own_advantages(number: int, run: SimpleNamespace) -> None:
     expected = torch.load(ROLLOUTS / "expected.pt")[number]
     assert expected.any(), "the rollouts must teach something"
-    found, group = run.watched.found[number], told()["group"]
+    found = run.watched.found[number]
+    group = told()["group"]
     method, _ = told()["cases"][number]
     tolerance = 1e-2 if method == "pgpo" else 1e-5  # its gate divides by the spread of a response's dependences
     assert len(found) == len(expected)
@@ -240,7 +246,9 @@ def test_the_mode_is_all_that_a_user_sets() -> None:
     config = configuration()
     assert config.algorithm.adv_estimator == "gae", "verl's default"
     trainer = CepoTrainer(copy.deepcopy(config))
-    assert (trainer.estimator.name, trainer.use_critic, trainer.trainer_mode) == ("cepo", False, "sync")
+    assert trainer.estimator.name == "cepo"
+    assert not trainer.use_critic
+    assert trainer.trainer_mode == "sync"
 
 
 def test_an_end_that_verl_does_not_stop_at_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -95,11 +95,15 @@ class Watched:
     def _computed(self, batch: Any, *, notes_rows: bool) -> MethodRun:
         trainer = self._trainer
         run = MethodRun()
-        signal, teachers, teacher_row = trainer._signal, trainer._teachers, trainer._teacher_row
+        signal = trainer._signal
+        teachers = trainer._teachers
+        teacher_row = trainer._teacher_row
 
         def noted_signal(data: Any, sizes: Any) -> Any:
             computed = signal(data, sizes)
-            run.data, run.sizes, run.advantages = list(data), list(sizes), computed.advantages
+            run.data = list(data)
+            run.sizes = list(sizes)
+            run.advantages = computed.advantages
             return computed
 
         def noted_teachers(*arguments: Any) -> Any:
@@ -112,9 +116,13 @@ class Watched:
                 self.teacher_rows.append((data, row))
             return row
 
-        trainer._signal, trainer._teachers, trainer._teacher_row = noted_signal, noted_teachers, noted_row
+        trainer._signal = noted_signal
+        trainer._teachers = noted_teachers
+        trainer._teacher_row = noted_row
         self._compute(batch, {})
-        trainer._signal, trainer._teachers, trainer._teacher_row = signal, teachers, teacher_row
+        trainer._signal = signal
+        trainer._teachers = teachers
+        trainer._teacher_row = teacher_row
         return run
 
 

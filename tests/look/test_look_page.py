@@ -215,7 +215,8 @@ def test_noise_is_what_contradicts_the_outcome() -> None:
     """
     probability = torch.tensor([[0.5, 0.5, 0.99], [0.5, 0.5, 0.5]])
     delta = torch.tensor([[0.9, -0.2, -3.0], [-0.4, 0.1, 0.0]])
-    delta, probability = delta.repeat(1, 10), probability.repeat(1, 10)
+    delta = delta.repeat(1, 10)
+    probability = probability.repeat(1, 10)
     batch = TokenBatch(
         token_level_rewards=torch.zeros(2, 30),
         response_mask=torch.ones(2, 30, dtype=torch.bool),
@@ -228,7 +229,8 @@ def test_noise_is_what_contradicts_the_outcome() -> None:
     noise = contrast_noise(batch, delta)
     assert noise is not None
     assert noise.nats == pytest.approx(0.1 / 0.6745)
-    assert (noise.for_outcome, noise.against_outcome) == (0.4, 0.0)
+    assert noise.for_outcome == 0.4
+    assert noise.against_outcome == 0.0
     assert contrast_noise(batch, 0 * delta) is None, "no token contradicts the outcome"
 
 
@@ -248,7 +250,9 @@ def test_the_band_of_lengths_is_in_the_unit_of_their_mean() -> None:
     metrics = Observed(groups_of(texts), trl_metrics(rows)).metrics
     (length,) = [chart for chart in charts_of(metrics) if chart.title == LENGTH]
     (curve,) = length.series
-    assert (curve.values, curve.low, curve.high) == ([8.0], [7.0], [9.0])
+    assert curve.values == [8.0]
+    assert curve.low == [7.0]
+    assert curve.high == [9.0]
 
 
 def test_the_name_of_a_reward_function_replaces_no_other_metric() -> None:
@@ -267,6 +271,7 @@ def test_the_name_of_a_reward_function_replaces_no_other_metric() -> None:
         for correct in (0.0, 2.0)
     ]
     metrics = Observed(groups_of(responses)).metrics
-    assert (metrics["reward/mean"], metrics["reward/correct"]) == ({1: 2.0}, {1: 0.5})
+    assert metrics["reward/mean"] == {1: 2.0}
+    assert metrics["reward/correct"] == {1: 0.5}
     (reward,) = [chart for chart in charts_of(metrics) if chart.title == "Reward"]
     assert [curve.label for curve in reward.series] == ["mean", "num words"]

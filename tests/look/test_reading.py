@@ -150,8 +150,12 @@ def test_nemo_rls_rows_have_the_policys_turn_and_log_probs(tmp_path: Path) -> No
     seen = read_rollouts_of(tmp_path)
     assert seen.form == "NeMo-RL's training data"
     first = seen.responses[0]
-    assert (first.step, first.prompt, first.response, first.length) == (3, "One?", "It is 1.", 3)
-    assert (first.gap, first.surprise) == (0.25, 1.0)
+    assert first.step == 3
+    assert first.prompt == "One?"
+    assert first.response == "It is 1."
+    assert first.length == 3
+    assert first.gap == 0.25
+    assert first.surprise == 1.0
     assert len(groups_of(seen.responses)) == 1
     assert "log-probs" not in seen.lacks
 
@@ -209,8 +213,11 @@ def test_prime_rls_traces_are_read_along_their_last_branch(tmp_path: Path) -> No
     seen = read_rollouts_of(tmp_path)
     (response,) = seen.responses
     assert seen.form == "prime-rl's rollouts"
-    assert (response.step, response.prompt, response.response) == (7, "One?", "It is 1.")
-    assert (response.reward, response.right) == (1.25, True)
+    assert response.step == 7
+    assert response.prompt == "One?"
+    assert response.response == "It is 1."
+    assert response.reward == 1.25
+    assert response.right is True
 
 
 def test_easyr1s_log_of_generations_is_read_by_validation(tmp_path: Path) -> None:
@@ -245,7 +252,8 @@ def test_a_run_of_cepo_is_read_with_its_metrics_and_images(tmp_path: Path) -> No
 
 def test_an_image_outside_the_folder_is_left_out(tmp_path: Path) -> None:
     """A stranger's row must not bring another file of the reader onto a page that is then shown to others."""
-    outside, inside = tmp_path / "secret.png", tmp_path / "rollouts" / "own.png"
+    outside = tmp_path / "secret.png"
+    inside = tmp_path / "rollouts" / "own.png"
     inside.parent.mkdir()
     for file in (outside, inside):
         file.write_bytes(b"png")

@@ -74,22 +74,6 @@ def test_kinds_top_1_and_clips_are_worked_out_by_hand(name: str) -> None:
     assert float(value) == pytest.approx(example["expected"], rel=1e-12)
 
 
-@given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
-def test_both_kls_have_their_gradients_in_closed_form(seed: int, temperature: float) -> None:
-    """Forward: P_S - P_T. Reverse: P_S ((log P_S - log P_T) - KL). Each by the temperature and 4 tokens."""
-    student, teacher = logits_pair(seed)
-    log_student = torch.log_softmax(student / temperature, 1)
-    log_teacher = torch.log_softmax(teacher / temperature, 1)
-    ratio = log_student - log_teacher
-    kl = (log_student.exp() * ratio).sum(1, keepdim=True)
-    forward = log_student.exp() - log_teacher.exp()
-    reverse = log_student.exp() * (ratio - kl)
-    for settings, expected in ((FORWARD, forward), (REVERSE, reverse)):
-        leaf = student.clone().requires_grad_()
-        divergence(leaf / temperature, teacher / temperature, settings).mean().backward()
-        torch.testing.assert_close(leaf.grad, expected / (temperature * 4), rtol=0, atol=1e-9)
-
-
 @every_kind
 @pytest.mark.parametrize(
     "changes",
@@ -123,33 +107,6 @@ def test_the_sampled_gradient_averages_to_that_of_reverse_kl(seed: int) -> None:
     for token, chance in enumerate(chances):
         mean += chance * gradient(student, teacher, SAMPLED, torch.tensor([token]))
     torch.testing.assert_close(mean, gradient(student, teacher, REVERSE), rtol=0, atol=1e-10)
-
-
-@every_kind
-@given(seed=st.integers(0, 10_000), scale=st.floats(0.01, 20.0))
-def test_every_kind_is_0_between_equals_and_never_negative(settings: DivergenceConfig, seed: int, scale: float) -> None:
-    student, teacher = logits_pair(seed, scale=scale)
-    assert float(divergence(student, teacher, settings).min()) >= -1e-12
-    assert float(divergence(student, student + 4.0, settings).abs().max()) <= 1e-12
-    assert float(gradient(student, student, settings).abs().max()) <= 1e-12
-
-
-@given(seed=st.integers(0, 10_000), scale=st.floats(0.01, 100.0))
-def test_jsd_of_one_half_is_symmetric_and_at_most_log_2(seed: int, scale: float) -> None:
-    student, teacher = logits_pair(seed, scale=scale)
-    forth = divergence(student, teacher, JSD)
-    back = divergence(teacher, student, JSD)
-    torch.testing.assert_close(forth, back, rtol=1e-10, atol=1e-12)
-    assert float(forth.max()) <= math.log(2) + 1e-12
-
-
-@given(seed=st.integers(0, 10_000))
-def test_jsd_tends_to_both_kls_at_its_ends(seed: int) -> None:
-    student, teacher = logits_pair(seed, scale=0.7)  # the relative error is 1e-5 times the mean probability ratio
-    low = divergence(student, teacher, with_(JSD, jsd_weight=1e-5)) / 1e-5
-    high = divergence(student, teacher, with_(JSD, jsd_weight=1 - 1e-5)) / 1e-5
-    torch.testing.assert_close(low, divergence(student, teacher, FORWARD), rtol=2e-3, atol=1e-9)
-    torch.testing.assert_close(high, divergence(student, teacher, REVERSE), rtol=2e-3, atol=1e-9)
 
 
 @every_kind

@@ -50,7 +50,8 @@ def test_the_answer_depends_on_what_only_the_image_shows() -> None:
 
 
 def test_a_problem_is_a_function_of_seed_stream_and_index() -> None:
-    first, again = generate_problem(5, 17), generate_problem(5, 17)
+    first = generate_problem(5, 17)
+    again = generate_problem(5, 17)
     assert first == again
     assert draw_figure(first).tobytes() == draw_figure(again).tobytes()
     numbers = {generate_problem(seed, 17, stream=stream).numbers for seed in range(5) for stream in ("train", "other")}
@@ -88,7 +89,9 @@ def test_the_parquet_file_has_geo3ks_columns_and_images(tmp_path: Path) -> None:
     assert b"Image" in table.schema.metadata[b"huggingface"]
     for row, problem in zip(table.to_pylist(), problems, strict=True):
         assert row["problem"] == f"<image>{problem.question}"
-        assert (row["answer"], row["id"], row["family"]) == (problem.answer, problem.index, problem.family)
+        assert row["answer"] == problem.answer
+        assert row["id"] == problem.index
+        assert row["family"] == problem.family
         assert len(row["images"]) == 1
         picture = Image.open(io.BytesIO(row["images"][0]["bytes"]))
         assert picture.format == "PNG"
@@ -97,7 +100,8 @@ def test_the_parquet_file_has_geo3ks_columns_and_images(tmp_path: Path) -> None:
 
 def test_no_validation_problem_is_a_training_problem() -> None:
     train, validation = split_problems(0, 600, 200)
-    assert (len(train), len(validation)) == (600, 200)
+    assert len(train) == 600
+    assert len(validation) == 200
     seen = {(problem.question, draw_figure(problem).tobytes()) for problem in train}
     assert not seen & {(problem.question, draw_figure(problem).tobytes()) for problem in validation}
 

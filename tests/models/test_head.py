@@ -27,7 +27,9 @@ from cepo.models.head import (
     use_float32_logits,
 )
 
-TOKENS, HIDDEN, VOCABULARY = 37, 16, 301
+TOKENS = 37
+HIDDEN = 16
+VOCABULARY = 301
 NEEDS_TRITON = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed; it comes with torch for GPUs and with vLLM"
 )
@@ -63,7 +65,8 @@ def dense(
     hidden: Tensor, head: nn.Linear, targets: Tensor, factors: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs and the gradients in hidden states and weight, in float64 and at once."""
-    states, weight = hidden.detach().double().requires_grad_(), head.weight.detach().double().requires_grad_()
+    states = hidden.detach().double().requires_grad_()
+    weight = head.weight.detach().double().requires_grad_()
     bias = 0.0 if head.bias is None else head.bias.detach().double()
     log_probs = ((states @ weight.t() + bias) / temperature).log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
     to_hidden, to_weight = torch.autograd.grad((factors.double() * log_probs).sum(), (states, weight))
@@ -112,7 +115,8 @@ def test_under_a_frozen_head_backward_skips_the_vocabulary(trained: bool, forwar
     with FlopCounterMode(display=False) as back:
         loss.backward()
     product = 2 * TOKENS * HIDDEN * VOCABULARY
-    assert (there.get_total_flops(), back.get_total_flops()) == (forward * product, backward * product)
+    assert there.get_total_flops() == forward * product
+    assert back.get_total_flops() == backward * product
 
 
 def test_a_trained_bf16_head_sums_its_chunks_in_float32() -> None:
@@ -161,7 +165,8 @@ def test_float32_logits_and_gradients_are_those_of_float64(width: int) -> None:
 
 
 def test_another_weight_gets_logits_of_the_heads_own_type() -> None:
-    hidden, other = draw(torch.bfloat16)[0].detach(), torch.randn(9, HIDDEN).bfloat16()
+    hidden = draw(torch.bfloat16)[0].detach()
+    other = torch.randn(9, HIDDEN).bfloat16()
     exact = replaced_weight(realistic_head(trained=False), other)
     assert callable(exact)
     assert exact(hidden).dtype is torch.float32

@@ -155,7 +155,8 @@ def test_qwen_weights_of_the_old_names_are_loaded(tmp_path: Path) -> None:
 
 def test_code_beside_a_supported_model_is_not_run(tmp_path: Path) -> None:
     """Phi-3 has an `auto_map` and modules, for versions of transformers without its classes."""
-    folder, trace = tmp_path / "model", tmp_path / "it_ran"
+    folder = tmp_path / "model"
+    trace = tmp_path / "it_ran"
     shutil.copytree(ASSETS, folder)
     names = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoTokenizer")
     config = json.loads((folder / "config.json").read_text("utf-8"))

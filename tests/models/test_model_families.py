@@ -31,7 +31,8 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_ids_beyond_the_tokenizers_are_banned(text_model: Path) -> None:
     processing = Processing(str(text_model))
-    size, padded = len(processing.tokenizer), json.loads((text_model / "config.json").read_text())["vocab_size"]
+    size = len(processing.tokenizer)
+    padded = json.loads((text_model / "config.json").read_text())["vocab_size"]
     assert size < padded
     assert set(range(size, padded)) <= set(processing.banned_token_ids)
 
@@ -39,7 +40,8 @@ def test_ids_beyond_the_tokenizers_are_banned(text_model: Path) -> None:
 def test_a_picture_for_a_text_model_is_refused_with_its_row(text_model: Path, tmp_path: Path) -> None:
     from PIL import Image
 
-    image, file = tmp_path / "a.png", tmp_path / "rows.jsonl"
+    image = tmp_path / "a.png"
+    file = tmp_path / "rows.jsonl"
     Image.new("RGB", (64, 64)).save(image)
     questions: dict[str, list[str]] = {"1 + 1?": [], "<image>How long?": [str(image)]}
     rows = [{"problem": text, "images": images, "answer": "2"} for text, images in questions.items()]

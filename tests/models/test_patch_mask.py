@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -51,30 +50,6 @@ def test_all_frames_of_a_film_have_the_same_patches() -> None:
     assert (found[:, :, :2] == 0).all()
     assert (found[:, :, 2:] == film[:, :, 2:]).all()
     assert (film > 0).all(), "the film itself is unchanged"
-
-
-@pytest.mark.parametrize("size", [(1, 1), (14, 14), (15, 29), (100, 7)])
-def test_with_0_nothing_is_black_and_with_1_everything(size: tuple[int, int]) -> None:
-    pixels = noise(*size)
-    assert (masked_image(pixels, 0.0, patch_size=14) == pixels).all()
-    assert (masked_image(pixels, 1.0, patch_size=14) == 0).all()
-
-
-def test_a_larger_probability_keeps_every_black_patch() -> None:
-    pixels = noise(140, 140)  # 100 patches
-    masks = [(masked_image(pixels, probability, patch_size=14) == 0).all(axis=2) for probability in (0.3, 0.6, 0.9)]
-    shares = [float(mask.mean()) for mask in masks]
-    assert shares == pytest.approx([0.3, 0.6, 0.9], abs=0.15)
-    for smaller, larger in itertools.pairwise(masks):
-        assert (larger >= smaller).all()
-
-
-def test_another_seed_gives_another_mask() -> None:
-    pixels = noise(140, 140)
-    first = masked_image(pixels, 0.5, patch_size=14)
-    assert (masked_image(pixels, 0.5, patch_size=14) == first).all()
-    for seed in ("mask/1/2/4", "mask/1/3/3", "mask/2/2/3"):
-        assert (masked_image(pixels, 0.5, patch_size=14, seed=seed) != first).any()
 
 
 def test_images_of_one_prompt_have_masks_of_their_own() -> None:

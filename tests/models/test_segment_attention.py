@@ -19,7 +19,8 @@ FLEX = torch.ops.higher_order.flex_attention
 def random_layout(seed: int, *, num_segments: int, longest: int) -> SegmentLayout:
     """A forest in depth-first order: each segment hangs below one of the last segment's ancestors, itself or none."""
     draw = random.Random(seed)
-    parents, path = [-1], [0]
+    parents = [-1]
+    path = [0]
     for index in range(1, num_segments):
         path = path[: draw.randint(0, len(path))]
         parents.append(path[-1] if path else -1)
@@ -35,7 +36,8 @@ def random_layout(seed: int, *, num_segments: int, longest: int) -> SegmentLayou
 def whole_mask(layout: SegmentLayout) -> Tensor:
     """(L, L), from the definition alone: a token sees itself and what stands before it in its own or an ancestor's segment."""
     starts = torch.tensor(layout.starts)
-    sizes, ancestors = starts.diff(), (starts[:-1, None] < torch.tensor(layout.branch_ends)).tril()
+    sizes = starts.diff()
+    ancestors = (starts[:-1, None] < torch.tensor(layout.branch_ends)).tril()
     return ancestors.repeat_interleave(sizes, 0).repeat_interleave(sizes, 1).tril()
 
 
@@ -81,7 +83,8 @@ def test_the_packed_mask_shows_what_the_whole_mask_shows(seed: int) -> None:
 def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
     """(Q, K): whether any pair, and whether every pair of two blocks' tokens is visible, from the whole mask."""
     length = -(-layout.num_tokens // 128) * 128
-    beyond, number = (0, length - layout.num_tokens) * 2, length // 128
+    beyond = (0, length - layout.num_tokens) * 2
+    number = length // 128
     some, every = (torch.nn.functional.pad(whole_mask(layout), beyond, value=filled) for filled in (False, True))
     return some.view(number, 128, number, 128).any(3).any(1), every.view(number, 128, number, 128).all(3).all(1)
 
@@ -130,7 +133,8 @@ def test_a_layout_is_filled_by_one_segment_that_nobody_sees() -> None:
     filled = layout.filled_to(128)
     assert filled.num_tokens % 128 == 0
     assert 0 < filled.num_tokens - layout.num_tokens < 128
-    before, after = whole_mask(layout), whole_mask(filled)
+    before = whole_mask(layout)
+    after = whole_mask(filled)
     assert torch.equal(after[: layout.num_tokens, : layout.num_tokens], before)
     assert not after[layout.num_tokens :, : layout.num_tokens].any()
     assert bool(after.diagonal().all())

@@ -18,8 +18,10 @@ class Adapted(nn.Module):
 
     def __init__(self, layer: nn.Linear, down: Tensor, up: Tensor, scale: float) -> None:
         super().__init__()
-        self.layer, self.scale = layer, scale
-        self.down, self.up = nn.Parameter(down.clone()), nn.Parameter(up.clone())
+        self.layer = layer
+        self.scale = scale
+        self.down = nn.Parameter(down.clone())
+        self.up = nn.Parameter(up.clone())
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.layer(inputs) + self.scale * ((inputs @ self.down.T) @ self.up.T)
@@ -95,7 +97,8 @@ class ValueModel(nn.Module):
     def __init__(self, folder: Path, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
         self.body = load_policy(folder).model
-        self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+        self.weight = nn.Parameter(weight.clone())
+        self.bias = nn.Parameter(bias.clone())
 
     def values(self, prompt: Mapping[str, Tensor], response: Sequence[int]) -> Tensor:
         """(response length,) the value before each response token."""

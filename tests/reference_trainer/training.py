@@ -59,7 +59,8 @@ class ReferenceTrainer:
         adapter: Mapping[str, Tensor] | None = None,
         critic_head: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self.settings, self.problems = settings, problems
+        self.settings = settings
+        self.problems = problems
         self.prompts = Prompts(folder)
         self.policy = load_policy(folder)
         if settings.lora is None:

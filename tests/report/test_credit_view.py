@@ -17,7 +17,8 @@ DELTA = 0.25
 
 def columns_of(folder: Path, step: int, *, without_reference: bool = False) -> list[Tree]:
     """The columns of `rlsd` in a run of `cepo`, for a right and a wrong rollout; the second may lack a reference."""
-    right, wrong = rollout(right=True, delta=DELTA), rollout(right=False, delta=DELTA)
+    right = rollout(right=True, delta=DELTA)
+    wrong = rollout(right=False, delta=DELTA)
     if without_reference:
         views = {"correct": None, "wrong": None}
         wrong = replace(wrong, log_probs={**wrong.log_probs, **views}, references=dict(views))

@@ -488,7 +488,8 @@ def test_changed_verdicts_are_first_with_images_and_filters(browser: Browser, tm
     assert opened.text(".results b").startswith("+24.2 ± ")
     assert page.get_by_role("button", name="benchmark").first.is_visible()
     part = page.locator(".table", has=page.get_by_role("button", name="verdict"))
-    rows, visible = part.locator("tbody tr"), part.locator("tbody tr:visible")
+    rows = part.locator("tbody tr")
+    visible = part.locator("tbody tr:visible")
     verdicts = rows.locator("td:first-child").all_text_contents()
     assert verdicts == ["wrong → right"] * 30 + ["right → wrong"] + ["wrong"] * 30 + ["right"] * 59
     assert visible.count() == 50

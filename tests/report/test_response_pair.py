@@ -44,8 +44,10 @@ def test_what_is_named_is_the_whole_word_of_a_token() -> None:
         "cepo credits “3” and “27” of the right response most; grpo treats every token of a response alike."
     )
     first, second = contrast.sides
-    assert (first.verdict, first.place) == ("right", 1)
-    assert (second.verdict, second.place) == ("wrong", 0)
+    assert first.verdict == "right"
+    assert first.place == 1
+    assert second.verdict == "wrong"
+    assert second.place == 0
     assert contrast.low == pytest.approx(0.5)
     assert contrast.high == pytest.approx(1.5)
     shown = first.rows[0].tokens

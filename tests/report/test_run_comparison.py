@@ -49,8 +49,10 @@ def test_three_seeds_of_40_50_60_percent_have_error_6_points(tmp_path: Path) -> 
     folders.append(method_run(tmp_path / "g", "grpo", 9, (0.3, 0.35, 0.4), seconds=3.0))
     table = compare_runs(folders).table()
     cepo, grpo = table.rows
-    assert (cepo.name, grpo.name) == ("cepo", "grpo")
-    assert (cepo.cells["runs"], cepo.cells["steps"]) == ("3", "20")
+    assert cepo.name == "cepo"
+    assert grpo.name == "grpo"
+    assert cepo.cells["runs"] == "3"
+    assert cepo.cells["steps"] == "20"
     assert cepo.cells["after"] == figure(50.0, 10 / math.sqrt(3))
     assert grpo.cells["after"] == figure(40.0, 100 * math.sqrt(0.4 * 0.6 / 100 + 1 / 200**2) / 1.01)
     assert cepo.cells["before"] == figure(30.0, 0.0)
@@ -184,7 +186,8 @@ def test_only_what_can_change_training_tells_runs_apart(tmp_path: Path) -> None:
         method_run(tmp_path / "b", "cepo", 1, (0.3, 0.4), written + paths.format("/home/mine", "models/small")),
     ]
     comparison = compare_runs(folders)
-    assert (comparison.differing, [setting.label for setting in comparison.settings]) == ({}, ["cepo"])
+    assert comparison.differing == {}
+    assert [setting.label for setting in comparison.settings] == ["cepo"]
     other = method_run(tmp_path / "c", "cepo", 2, (0.3, 0.4), paths.format("/home/mine", "models/large"))
     assert list(compare_runs([*folders, other]).differing) == ["worker.actor.model.model_path"]
 
@@ -244,8 +247,10 @@ def test_a_shorter_run_is_named_and_not_cut_to_step_0(tmp_path: Path) -> None:
     assert row.cells["steps"] == "10 to 20"
     assert any("different steps (10, 20)" in note for note in comparison.cautions)
     (curve,) = comparison.charts()[0].series
-    assert (curve.steps, curve.values) == ([0, 10], [pytest.approx(0.3), pytest.approx(0.45)])
-    assert (curve.low, curve.high) == ([0.3, 0.4], [0.3, 0.5])
+    assert curve.steps == [0, 10]
+    assert curve.values == [pytest.approx(0.3), pytest.approx(0.45)]
+    assert curve.low == [0.3, 0.4]
+    assert curve.high == [0.3, 0.5]
 
 
 def test_runs_that_share_step_0_alone_are_drawn_one_by_one(tmp_path: Path) -> None:
@@ -293,7 +298,8 @@ def test_the_table_reads_alike_in_all_its_forms(tmp_path: Path) -> None:
     assert r"\textbf{50.00}$_{\pm4.98}$" in read[".tex"]
     assert read[".tex"].count(r"\begin{tabular}") == read[".tex"].count(r"\end{tabular}") == 1
     first, second = csv.DictReader(io.StringIO(read[".csv"]))
-    assert (first["name"], float(first["after mean"])) == ("cepo, train_files=a|b_50%*", pytest.approx(40.0))
+    assert first["name"] == "cepo, train_files=a|b_50%*"
+    assert float(first["after mean"]) == pytest.approx(40.0)
     exact = json.loads(read[".json"])
     assert exact["rows"][1]["difference"]["mean"] == pytest.approx(10.0) == float(second["difference mean"])
 

@@ -45,7 +45,8 @@ def batch_file(tmp_path: Path) -> Path:
 
 def test_batches_and_single_samples_are_scored_with_keywords(batch_file: Path) -> None:
     reward = load_reward_function(f"{batch_file}:by_length", {"scale": 0.5})
-    assert (reward.reward_type, reward.function_name) == ("batch", "by_length")
+    assert reward.reward_type == "batch"
+    assert reward.function_name == "by_length"
     assert reward.score([{"response_length": 3}, {"response_length": 8}]) == [{"overall": 1.5}, {"overall": 4.0}]
     batch_file.write_text(
         "REWARD_TYPE = 'sequential'\ndef main(sample): return {'overall': 1.0, 'extra': sample['note']}"
@@ -60,7 +61,8 @@ def test_the_built_in_reward_is_found_from_another_folder(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     path, function_name = resolve_reward_path("cepo/rewards/math.py:compute_score")
     assert path.is_file()
-    assert (path.parts[-3:], function_name) == (("cepo", "rewards", "math.py"), "compute_score")
+    assert path.parts[-3:] == ("cepo", "rewards", "math.py")
+    assert function_name == "compute_score"
     assert load_reward_function("cepo/rewards/math.py:compute_score", {"format_weight": 0.1}).path == path
     mine = tmp_path / "cepo" / "rewards" / "math.py"
     mine.parent.mkdir(parents=True)
@@ -240,4 +242,6 @@ def test_one_raising_function_costs_its_own_sample_alone(spec: str) -> None:
     with RewardPool(RewardConfig(reward_function=spec, reward_weights=[2.0, 0.5])) as pool:
         outcome = pool.score(samples)
     assert [score["overall"] for score in outcome.scores] == [2.25, 0.125, 0.0]
-    assert (outcome.num_raised, outcome.num_timed_out, outcome.scores[2]["brevity"]) == (1, 0, 0.0)
+    assert outcome.num_raised == 1
+    assert outcome.num_timed_out == 0
+    assert outcome.scores[2]["brevity"] == 0.0

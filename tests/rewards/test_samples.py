@@ -48,7 +48,10 @@ def test_every_name_of_the_trainer_is_in_the_one_list() -> None:
 def test_a_column_never_takes_a_name_of_the_trainer(with_images: bool) -> None:
     seen = reward_input(problem_of(COLUMNS), "3", 1, with_images)
     assert "from the data" not in [value for value in seen.values() if isinstance(value, str)]
-    assert (seen["level"], seen["response"], seen["ground_truth"], seen["prompt"]) == (3, "3", "7", "<image>?")
+    assert seen["level"] == 3
+    assert seen["response"] == "3"
+    assert seen["ground_truth"] == "7"
+    assert seen["prompt"] == "<image>?"
     assert ("images" in seen) == with_images
     assert "extracted_answer" not in seen
 
@@ -109,7 +112,9 @@ def test_a_column_that_a_setting_reads_may_have_any_name(
     file = rows_with(tmp_path, name, value)
     problem = read_training_sets(settings(file, **{"image_key": "figure", key: name}), tiny_processing)[0]
     seen = reward_input(problem, "3", 1)
-    assert (seen["prompt"], seen["ground_truth"], seen["response"]) == ("What is 3 + 4?", "7", "3")
+    assert seen["prompt"] == "What is 3 + 4?"
+    assert seen["ground_truth"] == "7"
+    assert seen["response"] == "3"
     assert problem.solution == ("3 + 4 is 7." if key == "solution_key" else None)
 
 

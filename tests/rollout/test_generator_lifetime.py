@@ -153,7 +153,8 @@ def test_images_on_several_threads_give_one_threads_samples(
 ) -> None:
     """The case is vLLM's CPU build without its cache of prepared images, as on a GPU."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    options, settings = vllm_process.engine_options, SamplingSettings(num_samples=2, max_response_length=8)
+    options = vllm_process.engine_options
+    settings = SamplingSettings(num_samples=2, max_response_length=8)
     prompts = [
         request(tiny_processing, "Find x.", [picture(index, (64, 64 + 32 * (index % 3)))], seed=index)
         for index in range(12)
@@ -165,8 +166,10 @@ def test_images_on_several_threads_give_one_threads_samples(
     with contextlib.closing(generator):
         monkeypatch.setattr(vllm_engine, "num_processors", lambda: 1)
         expected = tokens(generator.generate(prompts, settings))
-        renderer, names = generator._llm.renderer, list[str]()
-        process, together = renderer._process_multimodal, threading.Barrier(2)
+        renderer = generator._llm.renderer
+        names = list[str]()
+        process = renderer._process_multimodal
+        together = threading.Barrier(2)
 
         def process_and_note(*given: Any, **named: Any) -> Any:
             name = threading.current_thread().name

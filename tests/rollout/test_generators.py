@@ -91,7 +91,8 @@ def test_both_generators_draw_the_same_tokens_on_a_cpu(
     ours = generator.generate(requests, settings)
     with contextlib.closing(open_generator("transformers", tiny_model_folder, tiny_processing)) as other:
         theirs = other.generate(requests, settings)
-    model, banned = reference_model(tiny_model_folder), torch.tensor(tiny_processing.banned_token_ids)
+    model = reference_model(tiny_model_folder)
+    banned = torch.tensor(tiny_processing.banned_token_ids)
     for prompt, first, second in zip(requests, tokens(ours), tokens(theirs), strict=True):
         for sample, pair in enumerate(zip(first, second, strict=True)):
             if pair[0] == pair[1]:
@@ -280,7 +281,9 @@ def test_what_a_listener_raises_ends_only_the_call(generator: Generator, request
 def test_a_group_of_8_computes_its_prompt_and_its_picture_once(generator: Any, tiny_processing: Processing) -> None:
     """vLLM shares whole blocks of 32 tokens, always computes the last token of a prompt, and draws through its layers."""
     prompt = request(tiny_processing, "Find the area. " * 8, [picture(5, (256, 256))], seed=3)
-    models, pictures, computed = list[Any](), list[int](), list[int]()
+    models = list[Any]()
+    pictures = list[int]()
+    computed = list[int]()
 
     def count_pictures(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         pictures.append(len(keywords["grid_thw"] if "grid_thw" in keywords else args[1]))
@@ -316,10 +319,13 @@ def test_a_prompt_that_is_too_long_ends_only_the_call(generator: Generator, requ
 def test_generating_keeps_the_callers_randomness_and_threads(
     generator: Generator, requests: list[GenerationRequest]
 ) -> None:
-    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    set_num_threads = torch.set_num_threads
+    num_threads = torch.get_num_threads()
 
     def next_numbers() -> tuple[float, float, float]:
-        torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+        torch_state = torch.get_rng_state()
+        python_state = random.getstate()
+        numpy_state = numpy.random.get_state()
         drawn = float(torch.rand(1)), random.random(), float(numpy.random.rand())
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
@@ -329,4 +335,5 @@ def test_generating_keeps_the_callers_randomness_and_threads(
     before = next_numbers()
     generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=8))
     assert next_numbers() == before
-    assert (torch.set_num_threads, torch.get_num_threads()) == (set_num_threads, num_threads)
+    assert torch.set_num_threads == set_num_threads
+    assert torch.get_num_threads() == num_threads

@@ -50,8 +50,14 @@ def test_a_group_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert first.weight is not None
     assert math.isnan(first.weight[1])
     assert dataclasses.replace(first, weight=None) == dataclasses.replace(expected, weight=None)
-    assert (second.delta, second.weight, second.log_probs["correct"], second.finished) == (None, None, None, False)
-    assert (read.step, read.prompt_id, read.ground_truth, read.images) == (3, "p", "24", [PICTURE])
+    assert second.delta is None
+    assert second.weight is None
+    assert second.log_probs["correct"] is None
+    assert second.finished is False
+    assert read.step == 3
+    assert read.prompt_id == "p"
+    assert read.ground_truth == "24"
+    assert read.images == [PICTURE]
 
 
 def test_pandas_reads_the_trace_and_the_page_names_its_columns(tmp_path: Path) -> None:

@@ -130,7 +130,9 @@ def test_a_failing_required_sink_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
         Tracker({"file": FailingSink()}).log_metrics(1, {"reward/mean": 0.5})
 
 
-FIRST, AGAIN, LAST = 0.6251234, 0.1252345, 0.8753456
+FIRST = 0.6251234
+AGAIN = 0.1252345
+LAST = 0.8753456
 
 
 CONFIG = "algorithm:\n  adv_estimator: cepo\ntrainer:\n  project_name: geometry\nworker:\n  rollout:\n    n: 12345\n"
@@ -231,7 +233,8 @@ def test_mlflow_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, mon
     experiment = client.get_experiment_by_name("geometry")
     (kept,) = client.search_runs([experiment.experiment_id])
     assert kept.info.run_id == identifier(tmp_path, "mlflow")
-    assert (kept.info.run_name, kept.info.status) == ("first", "FINISHED")
+    assert kept.info.run_name == "first"
+    assert kept.info.status == "FINISHED"
     assert kept.data.params["worker.rollout.n"] == "12345"
     history = client.get_metric_history(kept.info.run_id, "reward/mean")
     values = sorted((each.step, each.value) for each in history)

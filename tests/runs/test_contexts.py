@@ -175,7 +175,8 @@ def test_a_blind_teacher_has_no_image_token(
 
 def masked_by_hand(image: Image.Image, seed: str, probability: float, patch_size: int) -> Image.Image:
     """The image with black squares, drawn one after the other in the order of random.Random(seed)."""
-    drawn, copy = random.Random(seed), image.copy()
+    drawn = random.Random(seed)
+    copy = image.copy()
     for top in range(0, image.height, patch_size):
         for left in range(0, image.width, patch_size):
             if drawn.random() < probability:
@@ -277,9 +278,11 @@ def illustrated(problem_file: Path) -> list[dict[str, Any]]:
     """The problems with two further columns: `same` has the row's own images, `crop` the left half of it."""
     rows = pyarrow.parquet.read_table(problem_file).to_pylist()
     for row in rows:
-        image, buffer = Image.open(BytesIO(row["images"][0]["bytes"])), BytesIO()
+        image = Image.open(BytesIO(row["images"][0]["bytes"]))
+        buffer = BytesIO()
         image.crop((0, 0, image.width // 2, image.height)).save(buffer, format="PNG")
-        row["same"], row["crop"] = row["images"], [{"bytes": buffer.getvalue(), "path": None}]
+        row["same"] = row["images"]
+        row["crop"] = [{"bytes": buffer.getvalue(), "path": None}]
     return rows
 
 
@@ -333,7 +336,8 @@ def test_images_of_another_number_or_no_column_are_refused(
 def test_leak_gaps_are_log_probs_with_less_without_the_answer(
     build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing
 ) -> None:
-    task, contexts = problem(), builder(tiny_processing)
+    task = problem()
+    contexts = builder(tiny_processing)
     plain = contexts.student(task)
     responses = [random_response(length, length) for length in (5, 3, 9)]
     model = reference_model(tiny_model_folder)

@@ -19,9 +19,8 @@ from cepo.config import load_config
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import ProblemSet
 from cepo.data.prompts import ContextBuilder, Problem
-from cepo.data.tables import read_source
 from cepo.data.training_set import most_visuals, read_training_sets, weighted_indices
-from cepo.errors import ConfigError, DataError
+from cepo.errors import DataError
 from cepo.models.interface import Turn
 from cepo.models.processing import Processing
 
@@ -124,28 +123,6 @@ def test_pil_images_in_datasets_come_back_pixel_for_pixel(read: Reader, tmp_path
     assert read(tmp_path / "single.parquet")[0].images[0].tobytes() == images[1].tobytes()
 
 
-def test_csv_keeps_texts_as_written_and_reads_a_path_per_row(
-    read: Reader, tmp_path: Path, picture_folder: Path
-) -> None:
-    rows = [
-        {"problem": "Find x, or y.", "images": "", "answer": "0.50"},
-        {"problem": "<image>How long?", "images": "a.png", "answer": "024"},
-        {"problem": "Is there any?", "images": "", "answer": "None"},
-    ]
-    problems = read(write(tmp_path, "csv", rows), image_dir=str(picture_folder))
-    assert [problem.ground_truth for problem in problems] == ["0.50", "024", "None"]
-    assert sizes(problems) == [[], [(64, 64)], []]
-    empty = write(tmp_path / "empty", "csv", [rows[0], rows[1] | {"answer": ""}])
-    with pytest.raises(DataError, match="row 1: column 'answer' is empty"):
-        read(empty, image_dir=str(picture_folder))
-
-
-def test_numbers_as_answers_become_the_text_a_person_would_write(read: Reader, tmp_path: Path) -> None:
-    for values in ((24, 3.5, -1), (24, "\\frac{1}{2}", 0.25)):
-        problems = read(write(tmp_path, "jsonl", [{"problem": "?", "answer": value} for value in values]))
-        assert [problem.ground_truth for problem in problems] == [str(value) for value in values]
-
-
 def test_columns_go_by_their_keys(read: Reader, tmp_path: Path, picture_folder: Path) -> None:
     rows = [{"question": "<image>?", "label": 7, "figure": "a.png", "proof": "By sight."}]
     keys = {"prompt_key": "question", "answer_key": "label", "image_key": "figure", "solution_key": "proof"}
@@ -155,72 +132,6 @@ def test_columns_go_by_their_keys(read: Reader, tmp_path: Path, picture_folder: 
     text = read(write(tmp_path / "text", "jsonl", [{"problem": "1 + 1?", "answer": "2"}]))
     assert (most_visuals(text, None), most_visuals(text, pair)) == ((0, 0), (1, 0))
     assert (text[0].images, text[0].solution) == ((), None)
-
-
-@pytest.mark.parametrize(
-    ("form", "row", "words"),
-    [
-        ("jsonl", {"problem": {"role": "user", "content": "1 + 1?"}}, "'problem' holds a dict; accepted: text, a number, or"),
-        ("parquet", {"answer": b"7"}, "'answer' holds a bytes; accepted: text or a number"),
-    ],
-)  # fmt: skip
-def test_a_cell_of_another_type_is_refused_by_name(
-    read: Reader, tmp_path: Path, form: str, row: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(DataError, match=f"row 0: column {words}"):
-        read(write(tmp_path, form, [{"problem": "1 + 1?", "answer": "2"} | row]))
-
-
-def test_a_split_is_the_files_or_folder_named_after_it(tmp_path: Path) -> None:
-    """It may be a slice."""
-
-    def rows(start: int, count: int) -> list[dict[str, Any]]:
-        return [{"problem": str(number), "answer": "0"} for number in range(start, start + count)]
-
-    def numbers(source: str) -> list[int]:
-        return [int(row["problem"]) for row in read_source(source)]
-
-    hub_like, by_folder, plain = tmp_path / "hub", tmp_path / "by_folder", tmp_path / "plain"
-    write(hub_like / "data", "parquet", rows(0, 2), stem="train-00000-of-00002")
-    write(hub_like / "data", "parquet", rows(2, 2), stem="train-00001-of-00002")
-    write(hub_like / "data", "parquet", rows(10, 3), stem="test-00000-of-00001")
-    write(hub_like / "data", "parquet", rows(20, 1), stem="training_notes")
-    write(by_folder / "test", "jsonl", rows(5, 1), stem="part")
-    write(by_folder / "train", "jsonl", rows(7, 2), stem="part")
-    write(plain, "json", rows(0, 3), stem="part-1")
-    write(plain, "json", rows(3, 3), stem="part-2")
-    assert numbers(str(hub_like)) == numbers(f"{hub_like}@train") == [0, 1, 2, 3]
-    assert numbers(f"{hub_like}@test") == [10, 11, 12]
-    assert numbers(f"{hub_like}@train[1:3]") == [1, 2]
-    assert numbers(f"{hub_like}@test[:1]") == [10]
-    assert numbers(str(by_folder)) == [7, 8]
-    assert numbers(f"{by_folder}@test") == [5]
-    assert numbers(str(plain)) == [0, 1, 2, 3, 4, 5]
-    assert numbers(f"{plain / 'part-1.json'}@train[:50%]") == [0, 1]
-    write(plain, "csv", rows(0, 1), stem="third")
-    for source, words in (
-        (str(plain), r"not clear which files are the split 'train'.*: part-1.json, part-2.json, third.csv"),
-        (f"{hub_like}@validation", "no file there is named 'validation'.*test-00000-of-00001.parquet"),
-        (f"{plain / 'part-1.json'}@test", "a single file has only the split train, got 'test'"),
-        (f"{plain}@train[", r"the split 'train\[' is neither"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            read_source(source)
-
-
-def test_min_and_max_pixels_bound_images_and_lengths(read: Reader, tmp_path: Path, tiny_processing: Processing) -> None:
-    """Bounds of 2048 and 3000 pixels apply to images of 4096 and 1024."""
-    picture(1, (64, 64)).save(tmp_path / "large.png")
-    picture(2, (32, 32)).save(tmp_path / "small.png")
-    rows = [{"problem": "<image>?", "images": [name], "answer": "1"} for name in ("large.png", "small.png")]
-    file = write(tmp_path, "jsonl", rows)
-    assert sizes(read(file, image_dir=str(tmp_path))) == [[(64, 64)], [(32, 32)]]
-    problems = read(file, image_dir=str(tmp_path), min_pixels=2048, max_pixels=3000)
-    areas = [width * height for [(width, height)] in sizes(problems)]
-    assert all(2048 <= area <= 3000 for area in areas)
-    for number, problem in enumerate(problems):
-        prompt = tiny_processing.encode(problem.text, tiny_processing.load_images(problem.images))
-        assert problems._reader.measure(problems._rows[number]).length == len(prompt.token_ids)
 
 
 def test_several_files_are_one_set_or_weighted(
@@ -260,14 +171,6 @@ def test_each_pass_of_a_set_asks_each_problem_once() -> None:
         assert len(passes) >= 2
         assert all(sorted(one) == list(range(size)) for one in passes)
         assert passes[0] != passes[1]
-
-
-def test_without_shuffling_sets_are_asked_in_their_own_order() -> None:
-    both = asked(range(6), sizes=[4, 3], weights=[1, 1], shuffle=False)
-    for chosen, size in ((0, 4), (1, 3)):
-        indices = [index for part, index in both if part == chosen]
-        assert len(indices) > size
-        assert indices == [number % size for number in range(len(indices))]
 
 
 @given(st.integers(0, 30), st.integers(0, 5))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from generator_cases import reference_model
 from rounding import GRADIENTS
-from torch import Tensor, nn
+from torch import Tensor
 from training_runs import (
     ONE_STEP,
     BuildActor,
@@ -31,14 +31,6 @@ from testing.rows import gradients_of
 pytestmark = pytest.mark.heavy
 
 ADVANTAGES = (1.0, -0.7, 0.4, -1.2, 0.9, -0.3)
-
-
-def dense(hidden: Tensor, head: nn.Module, targets: Tensor, *, temperature: float, chunk_tokens: int) -> Any:
-    """What the head computes in chunks, at once and with autograd's gradient."""
-    del chunk_tokens
-    log_p = (head(hidden).float() / temperature).log_softmax(dim=1)
-    at_targets = log_p.gather(1, targets[:, None])[:, 0]
-    return at_targets.clone(), -(log_p.exp() * log_p).sum(dim=1)  # FSDP warns about a view
 
 
 def on_policy_batch(rows: Sequence[ScoringRow], advantages: Sequence[float] = ADVANTAGES) -> OptimizerBatch:
@@ -73,29 +65,6 @@ SETTINGS: dict[str, dict[str, str]] = {
     "small passes": {"micro_batch_size_per_device_for_update": "1"},
     "per sequence": {"loss_avg_mode": "seq"},
 }
-
-
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_gradients_with_entropy_are_autograds(
-    build_actor: BuildActor, rows: list[ScoringRow], monkeypatch: pytest.MonkeyPatch, kind: str, packed: bool
-) -> None:
-    """Against the head computed at once; a negative coefficient, which has the larger gradient here."""
-    batch = on_policy_batch(rows)
-    gradients: list[Tensor] = []
-    for is_dense in (False, True):
-        actor = build_actor(entropy_coef="-0.5", padding_free=packed, max_grad_norm="1e9", **SETTINGS[kind])
-        for name, weight in actor.module.named_parameters():
-            if "lora_B" in name:  # which begins as 0, and would hide the gradient of A
-                weight.data.fill_(0.02)
-        if is_dense:
-            monkeypatch.setattr(scoring_model, "log_probs_and_entropies", dense)
-        gradients.append(gradient_of(actor, batch))
-    limit = 2**-6 if kind in ("bf16", "16-bit logits") else GRADIENTS
-    assert relative_gap(gradients[0], gradients[1]) < limit
-    without = gradient_of(build_actor(padding_free=packed, max_grad_norm="1e9", **SETTINGS[kind]), batch)
-    if kind != "adapter":  # whose B differs there
-        assert relative_gap(gradients[0], without) > 5 * limit
 
 
 def test_beside_a_divergence_the_entropys_gradient_is_the_same(build_actor: BuildActor, rows: list[ScoringRow]) -> None:

@@ -63,7 +63,8 @@ def log_prob_rounding(checkpoint: Checkpoint) -> LogProbRounding:
     @functools.cache
     def measured(family: str) -> float:
         folder = checkpoint(family)
-        model, rows = plain_model(folder, family), rows_of(family, Processing(str(folder)))
+        model = plain_model(folder, family)
+        rows = rows_of(family, Processing(str(folder)))
         log_probs = torch.no_grad()(functools.partial(expected_log_probs, model, folder, family, rows))
         return ORDERS * moved_by_one_unit(log_probs, model.parameters())
 
@@ -177,9 +178,12 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
         assert gap < log_prob_rounding(family)
     sum(weight * each.sum() for weight, each in zip(weights, log_probs, strict=True)).backward()
     known = dict(model.named_parameters())
-    squares, length, tower_is_reached = 0.0, 0.0, False
+    squares = 0.0
+    length = 0.0
+    tower_is_reached = False
     for name, parameter in actor.module.model.named_parameters():
-        gradient, own = known[name].grad, parameter.grad
+        gradient = known[name].grad
+        own = parameter.grad
         assert (gradient is None) == (own is None), name
         if gradient is not None:
             squares += float((whole(own) - gradient).double().square().sum())
@@ -359,7 +363,8 @@ def test_easyr1s_config_with_its_lora_overrides_trains_a_step(tiny_model_folder:
     assert trained[0]["prompt_length/mean"] > 256
     adapter = done.folder / "global_step_1" / "actor" / "lora_adapter"
     settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    assert (settings["r"], settings["lora_alpha"]) == (64, 64)
+    assert settings["r"] == 64
+    assert settings["lora_alpha"] == 64
     assert len(read_lines(done.folder / "generations.jsonl")) == 2 * 3, "before and after the step, 3 responses"
 
 

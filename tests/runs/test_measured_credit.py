@@ -61,7 +61,8 @@ def chance(tiny_run: list[str], tiny_model_folder: Path) -> Callable[[str, tuple
     """The chance that a response to a problem is right after some tokens, over all of its ends."""
     config = checked_config([*tiny_run, *SETTINGS])
     with opened(config, None, ()) as session:
-        processing, model = session.processing, reference_model(tiny_model_folder)
+        processing = session.processing
+        model = reference_model(tiny_model_folder)
         problems = read_training_sets(config.data, processing)
         contexts = {problem.prompt_id: session.contexts.student(problem) for problem in problems}
 
@@ -170,7 +171,8 @@ def test_tables_have_controls_the_page_dots_and_quarters_add_up(
     assert row["limit"]["value"] > 0
     assert main([*credit_command, "continuations=0", f"out={tmp_path / 'only'}"]) == 0
     alone = json.loads((tmp_path / "only" / "credit.json").read_text())
-    assert (alone["knowledge"], "credit" in alone) == ([row], False)
+    assert alone["knowledge"] == [row]
+    assert "credit" not in alone
     assert "limit, -log p" in (tmp_path / "only" / "credit.md").read_text()
 
 
@@ -201,7 +203,8 @@ def test_a_measurement_that_cannot_be_made_is_refused(
 
 def test_a_given_text_is_scored_beside_sampled_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two problems the first gets it as its first response; its answer is right, and every response is scored."""
-    response, out = tmp_path / "response.txt", tmp_path / "out"
+    response = tmp_path / "response.txt"
+    out = tmp_path / "out"
     data = write_lines(tmp_path / "data.jsonl", ({"problem": f"{k} + 1?", "answer": str(k + 1)} for k in range(3)))
     response.write_text("It is \\boxed{1}\n", encoding="utf-8")
     arguments = ["microgeo:model", str(data), "config=configs/microgeo/base.yaml"]
@@ -226,7 +229,8 @@ def test_a_given_text_is_scored_beside_sampled_ones(tmp_path: Path, capsys: pyte
 
 def test_a_checkpoint_is_shown_under_any_method(tmp_path: Path) -> None:
     """One of grpo and the embedded model, under cepo and under a method whose teacher follows the actor."""
-    run, out = tmp_path / "run", tmp_path / "out"
+    run = tmp_path / "run"
+    out = tmp_path / "out"
     small = ["data.rollout_batch_size=2", "worker.actor.global_batch_size=2", "worker.rollout.n=4"]
     small += ["data.max_response_length=16", "worker.rollout.name=transformers"]
     of_run = [

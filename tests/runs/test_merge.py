@@ -159,8 +159,10 @@ def test_bf16_end_tokens_template_and_image_settings_are_kept(
     assert len(json.loads(kept)["eos_token_id"]) == 2
     merged = Processing(str(tmp_path / "merged"))
     assert merged.eos_token_ids == tiny_processing.eos_token_ids
-    text, image = "Find x in <|im_end|>.", picture(5, (96, 64))
-    one, other = encoded(merged, text, image), encoded(tiny_processing, text, image)
+    text = "Find x in <|im_end|>."
+    image = picture(5, (96, 64))
+    one = encoded(merged, text, image)
+    other = encoded(tiny_processing, text, image)
     assert one.token_ids == other.token_ids
     assert one.images is not None
     assert other.images is not None
@@ -182,7 +184,8 @@ def test_a_run_with_its_own_chat_template_hands_it_on(train: Train, tmp_path: Pa
 
 def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run: list[str], tmp_path: Path) -> None:
     options = [*FULL, "worker.actor.fsdp.mp_param_dtype=fp32", "trainer.save_model_only=true"]
-    finished, out = train(*options), tmp_path / "merged"
+    finished = train(*options)
+    out = tmp_path / "merged"
     checkpoint = finished.folder / "global_step_2"
     assert sorted(path.name for path in (checkpoint / "actor").iterdir()) == ["distributed"]
     weights = sum(tensor.nbytes for tensor in finished.parameters.values())
@@ -201,7 +204,8 @@ def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run:
 def test_what_cannot_be_merged_ends_with_one_message(
     far: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, out = far(*LORA).folder, tmp_path / "merged"
+    folder = far(*LORA).folder
+    out = tmp_path / "merged"
     critic = far(*FULL, "algorithm.adv_estimator=gae", ONE_STEP).folder / "global_step_1" / "critic"
     checkpoint = folder / "global_step_2"
     for name, file in (("empty", None), ("full", "notes.txt"), ("ranks/actor", "model_world_size_1_rank_0.pt")):

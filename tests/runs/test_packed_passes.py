@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +30,16 @@ from training_runs import (
     relative_gap,
     whole,
 )
-from transformers import AttentionInterface
 
 from cepo.algorithms import build_estimator
 from cepo.data.batch import ScoringRow, token_array
 from cepo.models.processing import Processing
-from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.rollout.generator import SamplingSettings
 from cepo.trainer.loop import Trainer
 from cepo.trainer.planning import View, student_rows
 from cepo.workers.actor import Actor
 from cepo.workers.batching import forest_of
-from cepo.workers.scoring_model import CollatedRows, collate
+from cepo.workers.scoring_model import collate
 
 HINTS = ("", "\nHere is a sample answer: 3", "\nHere is a sample answer: 47 degrees")
 
@@ -229,73 +226,6 @@ def views(realistic_folder: Path, tiny_processing: Processing) -> list[list[Scor
         return [ScoringRow(context=one, response_ids=each.response_ids) for one, group in pairs for each in group]
 
     return [behind(hint) for hint in SHOWN]
-
-
-def position_that_is_one_too_high(batch: CollatedRows) -> CollatedRows:
-    """Every response stands one position behind its place."""
-    layout = batch.segments
-    assert layout is not None
-    positions = batch.position_ids.clone()
-    for index, start in enumerate(layout.starts[:-1]):
-        if layout.branch_ends[index] == layout.starts[index + 1]:
-            positions[:, :, start : layout.starts[index + 1]] += 1
-    return replace(batch, position_ids=positions)
-
-
-def by_formula(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, scaling: float, **_: Any
-) -> tuple[Tensor, None]:
-    """Causal attention in float32, which rounds in other places than a kernel."""
-    grouped = query.float().unflatten(1, (key.shape[1], -1))
-    scores = grouped @ key.float().unsqueeze(2).mT * scaling
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    attended = scores.masked_fill(later, float("-inf")).softmax(dim=-1) @ value.float().unsqueeze(2)
-    return attended.flatten(1, 2).to(query.dtype).transpose(1, 2).contiguous(), None
-
-
-def size(gap: Tensor) -> Tensor:
-    """(2) mean and 99th percentile in nats."""
-    gap = gap.abs().double()
-    return torch.stack([gap.mean(), gap.quantile(0.99)])
-
-
-def padded_and_noise(actor: Actor, rows: list[ScoringRow], processing: Processing) -> tuple[Tensor, Tensor]:
-    """Log-probs of padded rows, and the size of their difference from padded rows by the formula in another layout."""
-
-    def padded(some: list[ScoringRow]) -> list[Tensor]:
-        batch = collate(some, processing=processing, device=actor.device)
-        return list(actor.module(batch)[0].split([len(row.response_ids) for row in some]))
-
-    actor.module.eval()
-    with torch.no_grad():
-        whole = torch.cat(padded(rows))
-        halves: list[Tensor] = [torch.empty(0)] * len(rows)
-        AttentionInterface.register(ATTENTION_NAME, by_formula)
-        try:
-            halves[::2], halves[1::2] = padded(rows[::2]), padded(rows[1::2])
-        finally:
-            AttentionInterface.register(ATTENTION_NAME, segment_attention)
-    return whole, size(torch.cat(halves) - whole)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("fp32_logits", ["true", "false"])
-def test_packed_rows_differ_by_rounding_and_a_fault_by_more(
-    build_actor: BuildActor,
-    realistic_folder: Path,
-    tiny_processing: Processing,
-    views: list[list[ScoringRow]],
-    fp32_logits: str,
-) -> None:
-    rows = [row for view in views for row in view]
-    actor = build_actor(folder=realistic_folder, fsdp__mp_param_dtype="bf16", model__fp32_logits=fp32_logits)
-    whole, noise = padded_and_noise(actor, rows, tiny_processing)
-    assert 0 < float(noise[0]) < 0.2, "another layout rounds in other places"
-    batch = collate(rows, forest_of(rows, tiny_processing), processing=tiny_processing, device=actor.device)
-    with torch.no_grad():
-        assert (size(actor.module(batch)[0] - whole) <= 3 * noise + 1e-3).all()
-        found = size(actor.module(position_that_is_one_too_high(batch))[0] - whole)
-        assert (found > 3 * noise + 1e-3).any()
 
 
 def scored_exactly(actor: Actor, rows: list[ScoringRow]) -> tuple[Tensor, Tensor, Tensor]:

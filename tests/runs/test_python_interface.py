@@ -78,7 +78,8 @@ def test_callbacks_get_the_values_of_each_verb_of_the_loop(trained: Trained) -> 
     for witness in witnesses:
         assert [name for name, *_ in witness.calls] == ["validate", *step, *step, "validate"]
         (_, start, metrics), (_, sampled), (_, plan), (_, batch), (_, _, signal), *_ = witness.calls
-        assert (start, witness.calls[-1][1]) == (0, 2)
+        assert start == 0
+        assert witness.calls[-1][1] == 2
         assert 0 <= metrics["val/accuracy"] <= 1
         assert [call[1].step for call in witness.calls if call[0] == "sample"] == [0, 1]
         assert len(sampled.responses) == len(plan.live) == 16
@@ -130,7 +131,8 @@ def test_evaluation_and_merge_return_values(
         "presence_penalty": 0.0, "ignore_eos": False,
     }  # fmt: skip
     assert "reward_functions.py:parity" in results["benchmarks"]["train"]["reward_function"]
-    merged, config = cepo.merge(run.checkpoints[2], tmp_path / "merged"), run.folder / "config.yaml"
+    merged = cepo.merge(run.checkpoints[2], tmp_path / "merged")
+    config = run.folder / "config.yaml"
     again, base = (
         cepo.evaluate(folder, str(problem_file), n=2, config=config, out=tmp_path / name)
         for name, folder in (("two", merged), ("base", tiny_model_folder))

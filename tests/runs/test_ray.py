@@ -52,7 +52,8 @@ def kill_rank_1(monkeypatch: pytest.MonkeyPatch, *, method: str, call: int, with
     from cepo.runtime.ray_backend import RayBackend
 
     killed: list[int] = []
-    plain, calls = RayBackend.call, []
+    plain = RayBackend.call
+    calls = []
 
     def faulty(self: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
         calls.extend([name] * (name == method))
@@ -90,7 +91,8 @@ def test_2_workers_sample_and_learn_as_this_process(
     train_on_ray: TrainOnRay, once: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To rounding, step by step. Nothing outside this machine can reach any of their processes."""
-    reached, record = set[str](), Trainer.record
+    reached = set[str]()
+    record = Trainer.record
 
     def look(self: Trainer, *arguments: Any) -> None:
         reached.update(addresses_listened_at())

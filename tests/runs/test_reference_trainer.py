@@ -243,7 +243,8 @@ def replay(
     """In place of what the engine would sample come the recorded responses, step after step."""
     del on_finished
     assert len(requests) == len(PROBLEMS)
-    step, processing = trainer.state.step, trainer.processing
+    step = trainer.state.step
+    processing = trainer.processing
 
     def generation(response: Response) -> Generation:
         end = () if response.cut else (processing.eos_token_ids[0],)
@@ -287,13 +288,16 @@ def test_two_steps_end_with_the_weights_of_the_second_trainer(
     with opened(tiny_run, *arguments(settings, recorded_problems), folder=tmp_path) as trainer:
         assert isinstance(trainer.backend, Worker)
         around("backend.generate", replay)(trainer)
-        initial, critic, head = weights_of(trainer), trainer.backend.critic, None
+        initial = weights_of(trainer)
+        critic = trainer.backend.critic
+        head = None
         if critic is not None:
             values = parameters_of(critic)
             head = values["head.weight"], values["head.bias"]
         for step in range(settings.steps):
             trainer.train_step(step)
-        final, values = weights_of(trainer), {} if critic is None else parameters_of(critic)
+        final = weights_of(trainer)
+        values = {} if critic is None else parameters_of(critic)
     rollouts = recorded_groups(tmp_path)
     for step in range(settings.steps):
         groups = [group for group in rollouts if group["step"] == step + 1]

@@ -287,7 +287,8 @@ def full_disk_in(*steps: int) -> Iterator[Callable[[Trainer], None]]:
 
 def test_a_checkpoint_without_room_is_tried_again_or_ends_it(train: Train, caplog: pytest.LogCaptureFixture) -> None:
     """Of step 2 it is written a step later; the last one's ends the run, which resumes from the one before."""
-    options, last = ["trainer.max_steps=4", "trainer.save_freq=2"], "the checkpoint of step 4 cannot be written"
+    options = ["trainer.max_steps=4", "trainer.save_freq=2"]
+    last = "the checkpoint of step 4 cannot be written"
     with full_disk_in(2, 4) as prepare, pytest.raises(CheckpointError, match=last):
         train(*options, prepare=prepare)
     assert "the checkpoint of step 2 cannot be written" in caplog.text

@@ -82,7 +82,9 @@ def test_fps_chooses_frames_evenly_and_pixel_bounds_their_size(video_folder: Pat
     for fps, numbers in ((2.0, (0, 4, 7, 11)), (3.0, (0, 2, 4, 7, 9, 11)), (0.5, (0, 4, 7, 11))):
         video = read("a.mp4", video_folder, fps)
         assert video.frame_numbers == numbers
-        assert (video.source_fps, video.num_source_frames, video.size) == (6.0, 12, (64, 64))
+        assert video.source_fps == 6.0
+        assert video.num_source_frames == 12
+        assert video.size == (64, 64)
         brightness = video.frames.reshape(len(numbers), -1).mean(axis=1)
         assert (numpy.diff(brightness) > 0).all(), "the frames come in their order"
         assert brightness[0] < brightness[-1] / 8
@@ -106,7 +108,8 @@ def test_bytes_a_mapping_and_a_path_give_the_same_frames(video_folder: Path) -> 
     for image, file in zip(frames(3, seed=1), files, strict=True):
         image.save(file, format="PNG")
     given = read([file.getvalue() for file in files], None)
-    assert (given.frame_numbers, given.source_fps) == ((0, 1, 2, 3), 2.0)
+    assert given.frame_numbers == (0, 1, 2, 3)
+    assert given.source_fps == 2.0
     assert (given.frames[3] == given.frames[2]).all()
 
 
@@ -187,7 +190,8 @@ def test_a_frame_that_is_not_there_or_thin_is_refused() -> None:
 
 def test_damaged_videos_end_in_no_other_error(video_folder: Path) -> None:
     """Cut or with random bytes anywhere, a file is read or refused."""
-    whole, random = (video_folder / "a.mp4").read_bytes(), numpy.random.default_rng(0)
+    whole = (video_folder / "a.mp4").read_bytes()
+    random = numpy.random.default_rng(0)
     for number in range(60):
         content = bytearray(whole)
         for place in random.integers(0, len(whole), 30):
@@ -244,8 +248,10 @@ def test_inputs_and_scores_of_video_rows_are_transformers_own(
     build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
 ) -> None:
     image = picture(5, (64, 96))
-    both, one = asked(tiny_processing, two, image), asked(tiny_processing, two[:1])
-    pictured, text = encoded(tiny_processing, "Find x.", image), encoded(tiny_processing, "Find <video>.")
+    both = asked(tiny_processing, two, image)
+    one = asked(tiny_processing, two[:1])
+    pictured = encoded(tiny_processing, "Find x.", image)
+    text = encoded(tiny_processing, "Find <video>.")
     taught = tiny_processing.encode(QUESTION, both.images, assistant_prefix="It is 4.")
     theirs = transformers_inputs(tiny_processing, two, [image])
     assert list(both.token_ids) == theirs["input_ids"][0].tolist()
@@ -259,7 +265,8 @@ def test_inputs_and_scores_of_video_rows_are_transformers_own(
         assert all(torch.equal(tensor, own[name]) for name, tensor in context.images.tensors.items())
     assert text.images is None
     single = tiny_processing.video_token_id
-    assert (both.engine_ids.count(single), both.engine_ids.count(tiny_processing.image_token_id)) == (2, 1)
+    assert both.engine_ids.count(single) == 2
+    assert both.engine_ids.count(tiny_processing.image_token_id) == 1
     rows = [
         ScoringRow(context=context, response_ids=token_array(random_response(3 + n, seed=n)))
         for n, context in enumerate([both, one, both, pictured, text, one, taught])
@@ -300,7 +307,8 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
         return problems_of(write_lines(tmp_path / "row.jsonl", [row | {"answer": "1"}]))
 
     problems = problems_of(video_file)
-    assert (len(problems), problems.most_visuals) == (8, (1, 2))
+    assert len(problems) == 8
+    assert problems.most_visuals == (1, 2)
     assert not any("videos" in problem.columns for problem in problems)
     visuals = [tiny_processing.load_images(problem.images, videos=problem.videos) for problem in problems]
     prompts = [tiny_processing.encode(problem.text, each) for problem, each in zip(problems, visuals, strict=True)]

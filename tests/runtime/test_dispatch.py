@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pickle
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -81,27 +80,6 @@ def test_rows_go_to_one_rank_and_results_return_in_order(
     assert dispatch.in_order(parts, places) == results
     backwards = rows[::-1]
     assert homes_of_prompts(backwards, assignment.indices_of(backwards)) == homes
-
-
-def highest_load(costs: Sequence[int], ranks: Sequence[int]) -> int:
-    """The largest sum of costs over the ranks that they are given to."""
-    loads = Counter[int]()
-    for cost, rank in zip(costs, ranks, strict=True):
-        loads[rank] += cost
-    return max(loads.values())
-
-
-@given(st.lists(st.integers(min_value=0, max_value=50), min_size=1, max_size=6), st.integers(min_value=1, max_value=3))
-def test_the_highest_load_is_within_four_thirds_of_the_best(costs: list[int], num_ranks: int) -> None:
-    """Each rank has its groups in their order, and each group has one rank."""
-    groups = dispatch.balance_groups(costs, num_ranks)
-    assert sorted(itertools.chain.from_iterable(groups)) == list(range(len(costs)))
-    assert len(groups) == num_ranks
-    assert groups == [sorted(group) for group in groups]
-    choices = itertools.product(range(num_ranks), repeat=len(costs))
-    best = min(highest_load(costs, choice) for choice in choices)
-    highest = max(sum(costs[index] for index in group) for group in groups)
-    assert 3 * num_ranks * highest <= (4 * num_ranks - 1) * best
 
 
 @pytest.mark.parametrize(

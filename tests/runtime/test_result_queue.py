@@ -30,7 +30,8 @@ class ListQueue:
         return len(self.items)
 
     def get_nowait_batch(self, number: int) -> list[bytes]:
-        taken, self.items = self.items[:number], self.items[number:]
+        taken = self.items[:number]
+        self.items = self.items[number:]
         return taken
 
 

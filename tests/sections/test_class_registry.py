@@ -176,7 +176,9 @@ def test_text_below_a_bounded_setting_keeps_its_default() -> None:
     config_class = shapes.config_of("bounded")
     config = config_class(height=1.0)
     descriptions = {name: field.description for name, field in fields_of(config_class).items()}
-    assert (config.radius, config.edge, config.points) == (0.3, 2.0, (1, 2))
+    assert config.radius == 0.3
+    assert config.edge == 2.0
+    assert config.points == (1, 2)
     assert descriptions == {
         "radius": "The radius in metres.",
         "edge": "The edge in metres.",

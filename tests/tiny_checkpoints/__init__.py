@@ -95,7 +95,8 @@ def _flatten(file: Path) -> None:
 def _split_processor(folder: Path, family: str) -> None:
     """The image processor has a file of its own, and the video processor too but in the oldest folders."""
     processor = _read(folder / "processor_config.json")
-    images, videos = processor.pop("image_processor"), processor.pop("video_processor", None)
+    images = processor.pop("image_processor")
+    videos = processor.pop("video_processor", None)
     named = {"processor_class": processor["processor_class"]}
     if family in _OLD_QWEN:
         size = images.pop("size")

@@ -83,7 +83,8 @@ def assemble(
 
 
 _MERGE = 2
-_MIN_TOKENS, _MAX_TOKENS = 4, 64
+_MIN_TOKENS = 4
+_MAX_TOKENS = 64
 # Half of a head's channels, shared among time, height and width.
 _SECTIONS = [4, 6, 6]
 _VISION_TOKENS = {
@@ -114,7 +115,8 @@ def _old(name: str, **tower: Any) -> Parts:
 def _new(name: str, *, tied: bool, transposed: tuple[str, ...] = (), **experts: Any) -> Parts:
     """16-pixel patches and features of both tower blocks behind the first decoder layers."""
     text = {"head_dim": HEAD_DIM, "rope_parameters": _rope(), **experts}
-    tokenizer, tower = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3_VL), _tower(deepstack_visual_indexes=[0, 1])
+    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3_VL)
+    tower = _tower(deepstack_visual_indexes=[0, 1])
     return _vision(name, tokenizer, text, tower, tied=tied, is_new=True, transposed=transposed)
 
 
@@ -204,7 +206,8 @@ _TILES: dict[str, Any] = {"size": {"longest_edge": 64}, "max_image_size": {"long
 
 def internvl() -> Parts:
     """Tiles of 56 x 56 pixels with 4 tokens each, up to 4 by the image's shape, and a thumbnail where there are several."""
-    side, per_tile = 56, {"image_seq_length": 4}
+    side = 56
+    per_tile = {"image_seq_length": 4}
     named = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
     tokenizer = tokens.byte_level_tokenizer(tokens.INTERNVL_TOKENS, named=named | {"video_token": "<video>"})
     tower = {"image_size": [side, side], "patch_size": [14, 14], "attention_bias": True, "use_mean_pooling": True}
@@ -265,7 +268,8 @@ def _idefics(name: str, tokenizer: Any, template: str, end_tokens: tuple[str, ..
 
 def gemma3() -> Parts:
     """4 tokens an image that see each other, a layer that sees 32 tokens back and one that sees all."""
-    side, per_image = 56, 4
+    side = 56
+    per_image = 4
     tokenizer = tokens.gemma_tokenizer()
     layers = {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"]}
     heads = {"head_dim": HEAD_DIM, "query_pre_attn_scalar": HEAD_DIM}

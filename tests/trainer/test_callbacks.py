@@ -35,7 +35,8 @@ def test_one_callback_is_told_to_be_a_list() -> None:
 
 
 def test_callbacks_are_called_in_their_order() -> None:
-    first, second = Counting(), Counting()
+    first = Counting()
+    second = Counting()
     CallbackList([first, second]).after_record(3, {})
     assert first.steps == second.steps == [3]
 

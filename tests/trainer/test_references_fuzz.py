@@ -10,7 +10,7 @@ from unicodedata import normalize
 import pytest
 import torch
 from factories import group as group_of
-from factories import rollout, rollouts_of, settled_references
+from factories import rollout, rollouts_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,7 +51,8 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
                 answer_value={"70": "70", "70.0": "70", "40": "40", "4e1": "40"}.get(answer or ""),
             )
         )
-    step, prompt = draw(st.integers(0, 3)), draw(st.sampled_from(["0", "1"]))
+    step = draw(st.integers(0, 3))
+    prompt = draw(st.sampled_from(["0", "1"]))
     return RolloutGroup(prompt_id=prompt, ground_truth="70", rollouts=rollouts, seed=1, step=step, solution="It is 70.")
 
 
@@ -82,7 +83,8 @@ def check_content(reference: Reference, group: RolloutGroup, source: str, num_to
         return
     (rollout,) = (each for each in group.rollouts if each.index == reference.source_index)
     if isinstance(reference, TextReference):
-        assert (source, reference.text) == ("peer_answer", rollout.answer)
+        assert source == "peer_answer"
+        assert reference.text == rollout.answer
         return
     tokens = tuple(rollout.response_ids.tolist())
     expected = {"peer_full": tokens, "peer_prefix": tokens[:num_tokens], "peer_suffix": tokens[-num_tokens:]}
@@ -118,7 +120,8 @@ def test_the_right_side_is_shown_by_right_rollouts(group: RolloutGroup, config: 
 def test_the_wrong_side_is_shown_by_wrong_rollouts(group: RolloutGroup, config: NegativeConfig, number: int) -> None:
     """Never one whose answer is right in another spelling, never the own, never two of one value."""
     turned = dataclasses.replace(group, rollouts=group.rollouts[::-1])
-    shown, several = wrong_reference(group, config), wrong_references(group, config, number)
+    shown = wrong_reference(group, config)
+    several = wrong_references(group, config, number)
     assert shown == wrong_reference(turned, config)
     assert several == wrong_references(turned, config, number)[::-1]
     allowed = {
@@ -143,17 +146,6 @@ def test_the_wrong_side_is_shown_by_wrong_rollouts(group: RolloutGroup, config: 
         if config.source == "peer_answer":
             found = [values[each.source_index] for each in references if each.source_index is not None]
             assert len(set(found)) == len(found)
-
-
-@given(group=groups(), positive=POSITIVE, negative=NEGATIVE)
-def test_no_rollout_has_a_wrong_side_alone(
-    group: RolloutGroup, positive: PositiveConfig, negative: NegativeConfig
-) -> None:
-    settings = {"positive": dataclasses.asdict(positive), "negative": dataclasses.asdict(negative)}
-    right, wrong = settled_references(build_estimator("cepo", settings), group).values()
-    for one, other in zip(right, wrong, strict=True):
-        assert one is not None or other is None
-        assert negative.fallback == "student" or (one is None) == (other is None)
 
 
 @given(
@@ -195,7 +187,8 @@ def test_shown_references_keep_their_length_and_cuts_are_counted(
         cut = 0
         for row, scored in view.rows.items():
             assert live[row]
-            reference, text = chosen[view.name][row], view.references[row]
+            reference = chosen[view.name][row]
+            text = view.references[row]
             assert reference is not None
             assert text
             # Tokenizers compose accents.

@@ -35,7 +35,8 @@ def test_the_first_step_is_worked_out_by_hand() -> None:
 
 def test_float32_weights_follow_torchs_adamw() -> None:
     """They follow it to the rounding of a bf16 momentum."""
-    start, steps = torch.linspace(-1, 1, 64), gradients(50, 64)
+    start = torch.linspace(-1, 1, 64)
+    steps = gradients(50, 64)
     ours, theirs = (
         trained(kind, start, steps, lr=1e-3, weight_decay=0.01) for kind in (CompensatedAdamW, torch.optim.AdamW)
     )
@@ -44,7 +45,8 @@ def test_float32_weights_follow_torchs_adamw() -> None:
 
 def test_tiny_updates_move_a_bf16_weight_as_in_float32() -> None:
     """The case has 400 updates of a thousandth of the rounding step."""
-    start, steps = torch.ones(8), [torch.ones(8)] * 400
+    start = torch.ones(8)
+    steps = [torch.ones(8)] * 400
     settings = {"lr": 1e-5, "weight_decay": 0.0}
     exact = trained(torch.optim.AdamW, start, steps, **settings)
     rounded = trained(torch.optim.AdamW, start.bfloat16(), steps, **settings)
@@ -79,7 +81,8 @@ def test_a_restored_state_takes_the_same_next_step() -> None:
         step(module, optimizer, seed)
     weights, states = copy.deepcopy(get_state_dict(module, optimizer))
     set_state_dict(other, restored, model_state_dict=weights, optim_state_dict=states)
-    kept, again = optimizer.state[module.weight], restored.state[other.weight]
+    kept = optimizer.state[module.weight]
+    again = restored.state[other.weight]
     assert {name: value.dtype for name, value in again.items()} == {name: value.dtype for name, value in kept.items()}
     step(module, optimizer, 9)
     step(other, restored, 9)

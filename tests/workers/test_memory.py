@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,10 +22,12 @@ from cepo.workers.memory import (
     with_sleep_decided,
 )
 from cepo.workers.pass_sizes import with_numbers
-from testing.published_models import PUBLISHED_SIZES, published_shape
+from testing.published_models import published_shape
 
 GIB = 2**30
-PARAMETERS, TOWER, ADAPTER = 2_127_532_032, 406_957_056, 17_432_576
+PARAMETERS = 2_127_532_032
+TOWER = 406_957_056
+ADAPTER = 17_432_576
 IN_FLOAT32 = "worker.actor.fsdp.torch_dtype=fp32"
 FULL = ["worker.actor.model.lora.rank=0", IN_FLOAT32]
 
@@ -45,9 +46,12 @@ def test_qwen3_vl_2b_has_its_known_number_of_parameters() -> None:
     merger = (4096 * 4096 + 4096) + (4096 * 2048 + 2048)
     patches = (3 * 2 * 16 * 16 * 1024 + 1024) + 2304 * 1024
     vision = patches + 24 * block + (2 * 1024 + merger) + 3 * (2 * 4096 + merger)
-    assert (layer, vision, text + vision) == (50_336_000, TOWER, PARAMETERS)
+    assert layer == 50_336_000
+    assert vision == TOWER
+    assert text + vision == PARAMETERS
     shape = published_shape("2B")
-    assert (shape.vision, shape.parameters) == (vision, text + vision)
+    assert shape.vision == vision
+    assert shape.parameters == text + vision
     assert shape.gathered == text + vision - 26 * layer - 24 * block, (
         "all but 26 of the 28 layers, and the tower's blocks"
     )
@@ -62,8 +66,11 @@ def test_lora_needs_4_3_gb_of_weights_and_6_9_gb_in_a_pass() -> None:
     """The larger pass scores 16 rows of 3072 tokens, each with half of a block's tensors, and has one chunk of logits."""
     found = memory(IN_FLOAT32)
     assert found.weights == 2 * PARAMETERS + 4 * ADAPTER == 4_324_794_368
-    assert (found.optimizer, found.away, found.checkpoint) == (8 * ADAPTER, 0, 12 * ADAPTER)
-    assert (found.engine, found.gradients) == (2 * PARAMETERS, 4 * ADAPTER)
+    assert found.optimizer == 8 * ADAPTER
+    assert found.away == 0
+    assert found.checkpoint == 12 * ADAPTER
+    assert found.engine == 2 * PARAMETERS
+    assert found.gradients == 4 * ADAPTER
     block = 2 * (14 * 2048 + 4 * 6144) + 32 * 2048
     gathered = 2 * published_shape("2B").gathered
     scoring = 16 * 3072 * block // 2
@@ -73,13 +80,15 @@ def test_lora_needs_4_3_gb_of_weights_and_6_9_gb_in_a_pass() -> None:
 
 def test_all_weights_need_12_bytes_each_and_4_of_gradients() -> None:
     """Two devices need half. In its pass a gathered weight has its gradient twice in float32 and twice in bf16."""
-    one, two = memory(*FULL), memory(*FULL, "trainer.n_gpus_per_node=2")
+    one = memory(*FULL)
+    two = memory(*FULL, "trainer.n_gpus_per_node=2")
     assert one.weights + one.optimizer == 12 * PARAMETERS == 2 * (two.weights + two.optimizer)
     assert one.gradients == 4 * PARAMETERS
     frozen = memory(*FULL, "worker.actor.model.freeze_vision_tower=true")
     assert frozen.optimizer == 8 * (PARAMETERS - TOWER)
     compensated = memory(FULL[0], "worker.actor.fsdp.torch_dtype=bf16", "worker.actor.optim.strategy=adamw_bf16")
-    assert (compensated.weights, compensated.optimizer) == (2 * PARAMETERS, 8 * PARAMETERS)
+    assert compensated.weights == 2 * PARAMETERS
+    assert compensated.optimizer == 8 * PARAMETERS
     assert one.largest_pass - compensated.largest_pass == 2 * PARAMETERS, "the gradients are bf16"
 
 
@@ -117,11 +126,14 @@ def test_what_leaves_the_device_is_counted_per_float32_weight(moved: list[str], 
     found = memory(*FULL, *(f"worker.actor.{name}=true" for name in moved))
     assert found.away == away * PARAMETERS
     if away == 0:
-        assert (found.weights, found.optimizer, found.gradients) == (0, 0, 0)
+        assert found.weights == 0
+        assert found.optimizer == 0
+        assert found.gradients == 0
 
 
 def test_a_teachers_copy_takes_4_bytes_per_weight() -> None:
-    without, with_copy = memory(*FULL), memory(*FULL, "algorithm.disable_kl=false")
+    without = memory(*FULL)
+    with_copy = memory(*FULL, "algorithm.disable_kl=false")
     assert with_copy.weights - without.weights == 4 * PARAMETERS
     assert with_copy.checkpoint - without.checkpoint == 4 * PARAMETERS
     assert memory(*FULL, "trainer.save_model_only=true").checkpoint == 4 * PARAMETERS
@@ -186,7 +198,8 @@ def test_activations_that_may_not_fit_are_short_but_not_refused() -> None:
 
     The trainer's allocator takes up to 5 + 3 + 1.3 x 10 GiB.
     """
-    needed, total = 21 * GIB, 20 * GIB
+    needed = 21 * GIB
+    total = 20 * GIB
     other = NEEDS._replace(with_vllm=False)
     assert fit(NEEDS, ASLEEP, free=needed + ASLEEP_BYTES, total=total)[1] == 0
     assert fit(NEEDS, ASLEEP, free=needed, total=total)[1] == ASLEEP_BYTES
@@ -225,21 +238,3 @@ def test_a_worker_warns_or_ends_before_it_loads_a_model(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (33 * GIB, 40 * GIB))
     with pytest.raises(ConfigError, match=r"does not fit on this GPU .* what helps: LoRA"):
         require_memory(NEEDS, AWAKE, device)
-
-
-def test_in_the_documents_table_a_larger_card_never_trains_less() -> None:
-    """Longer responses never train more. That the table is the code's is held by tests/repository/test_repository.py."""
-    page = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text(encoding="utf-8")
-    table = page.partition("<!-- memory: begin, generated -->\n")[2].partition("\n<!-- memory: end -->")[0]
-    rows = [[figures_of(cell) for cell in line.strip("|").split("|")[2:]] for line in table.splitlines()[2:]]
-    assert len(rows) == len(PUBLISHED_SIZES) * 3
-    for row in rows:
-        assert all(cell == sorted(cell, reverse=True) for cell in row)
-        for by_card in zip(*row, strict=True):
-            assert list(by_card) == sorted(by_card)
-
-
-def figures_of(cell: str) -> list[int]:
-    """The rows that fit for each of three lengths, which one figure gives where all are equal."""
-    figures = [0 if part.strip() == "no" else int(part.split()[-1]) for part in cell.split(",")]
-    return figures * 3 if len(figures) == 1 else figures

@@ -35,7 +35,8 @@ def copies_of(actor: Actor) -> dict[str, Tensor]:
 def test_a_teachers_weights_come_back_as_they_were_saved(source: str, tmp_path: Path) -> None:
     """The weights move, the copy follows them, and they move again before the checkpoint."""
     teacher = TeacherConfig(source=source, sync_every=1, ema_decay=0.5)  # type: ignore[arg-type]
-    folder, settings = Path(ASSETS), {"model__lora__rank": 4}
+    folder = Path(ASSETS)
+    settings = {"model__lora__rank": 4}
     actor = build_actor(folder, teacher=teacher, **settings)
     initial = copies_of(actor)
     moved(actor, 1)
@@ -54,7 +55,8 @@ def test_a_teachers_weights_come_back_as_they_were_saved(source: str, tmp_path: 
 @pytest.mark.heavy
 def test_weights_alone_bring_the_teacher_that_was_saved_or_none(tmp_path: Path) -> None:
     """A snapshot comes from its checkpoint, and from a checkpoint without one it is the restored actor."""
-    folder, settings = Path(ASSETS), {"model__lora__rank": 4}
+    folder = Path(ASSETS)
+    settings = {"model__lora__rank": 4}
     follows = TeacherConfig(source="snapshot")
     for saved_by in (follows, TeacherConfig()):
         actor = build_actor(folder, teacher=saved_by, **settings)

@@ -74,7 +74,8 @@ def _tied_pair(actor: Actor) -> tuple[Tensor, Tensor]:
 def test_any_tensor_more_is_refused(tmp_path: Path) -> None:
     """Such as a tied head, which the embeddings stand for."""
     save_state(actor_of(4), tmp_path / "saved")
-    tensors, notes = stored(tmp_path / "saved"), Shards(tmp_path / "saved" / SHARDS).notes[0]
+    tensors = stored(tmp_path / "saved")
+    notes = Shards(tmp_path / "saved" / SHARDS).notes[0]
     tensors["model.model.base_model.model.lm_head.weight"] = torch.zeros(500, 128)
     write_shards(tensors, tmp_path / "more" / SHARDS, notes)
     with pytest.raises(CheckpointError, match=r"1 tensors differ, such as .*lm_head"):

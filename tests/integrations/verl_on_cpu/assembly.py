@@ -103,10 +103,12 @@ def assembled(config: Any) -> CepoTrainer:
     trainer = CepoTrainer(config)
     trainer._init_tokenizer()
     trainer._init_dataloader()
-    trainer.actor_rollout_wg, trainer.ref_in_actor = OneProcess(trainer.config), False
+    trainer.actor_rollout_wg = OneProcess(trainer.config)
+    trainer.ref_in_actor = False
     trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])  # rewards come with the responses
     trainer.checkpoint_manager = SimpleNamespace(sleep_replicas=lambda: None)
-    trainer.curr_step_profile, trainer.distillation_config = False, None
+    trainer.curr_step_profile = False
+    trainer.distillation_config = None
     trainer.agent_loop_manager = AgentLoops(trainer.config)
     return trainer
 

@@ -60,7 +60,8 @@ def largest_gap(model: Any) -> float:
     decoder = fused_decoder(model)
     assert decoder is not None
     decoding = FusedDecoding(decoder, caches, of_row)
-    rows, gap = [0, 1, 2, 3, 4], 0.0
+    rows = [0, 1, 2, 3, 4]
+    gap = 0.0
     for step in range(80):
         for after, staying in ((30, [0, 2, 4]), (50, [0, 2])):
             if step == after:
@@ -117,7 +118,8 @@ def test_fused_logits_by_onednn_are_the_models(monkeypatch: pytest.MonkeyPatch) 
     """Every product of the decoder is counted as large; the model's own pass keeps PyTorch's."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this build of torch has no oneDNN")
-    plain, wrapped = text_model("Qwen2"), adapted(text_model("Llama"))
+    plain = text_model("Qwen2")
+    wrapped = adapted(text_model("Llama"))
     monkeypatch.setattr(matrix_products, "prefers_onednn", lambda: True)
     monkeypatch.setattr(matrix_products, "_FEWEST_WEIGHTS", 0)
     shapes: list[torch.Size] = []
@@ -135,7 +137,8 @@ def test_fused_logits_by_onednn_are_the_models(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_adapter_is_in_the_fused_weights() -> None:
-    plain, wrapped = text_model(), adapted(text_model())
+    plain = text_model()
+    wrapped = adapted(text_model())
     assert float((last_logits(plain, [1, 2, 3]) - last_logits(wrapped, [1, 2, 3])).abs().max()) > 1e-2
     assert largest_gap(wrapped) < LOG_PROBS
 

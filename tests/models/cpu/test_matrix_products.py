@@ -71,7 +71,9 @@ def test_a_frozen_layer_keeps_no_input_for_its_gradient(by_onednn: None) -> None
 
 def test_products_without_gradient_are_the_same(by_onednn: None) -> None:
     torch.manual_seed(1)
-    weight, left, residual = torch.randn(LARGE), torch.randn(6, 320), torch.randn(6, 384)
+    weight = torch.randn(LARGE)
+    left = torch.randn(6, 320)
+    residual = torch.randn(6, 384)
     assert close(matrix_products.multiply(left, weight), left @ weight)
     assert close(matrix_products.add_product(residual, left, weight), residual + left @ weight)
     assert close(matrix_products.add_product(residual[0], left, weight), residual[0] + left @ weight)
@@ -159,9 +161,11 @@ def test_padding_copies_hidden_states_and_never_logits(
 
 
 def test_passes_have_whole_blocks_only_for_large_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    large, small = nn.Sequential(nn.Linear(384, 320)), nn.Sequential(nn.Linear(384, 128))
+    large = nn.Sequential(nn.Linear(384, 320))
+    small = nn.Sequential(nn.Linear(384, 128))
     monkeypatch.setattr(matrix_products, "prefers_onednn", lambda: True)
-    assert (matrix_products.row_multiple(large), matrix_products.row_multiple(small)) == (16, 1)
+    assert matrix_products.row_multiple(large) == 16
+    assert matrix_products.row_multiple(small) == 1
     assert matrix_products.row_multiple(large.to(torch.bfloat16)) == 1, "PyTorch itself computes these by oneDNN"
     monkeypatch.setattr(matrix_products, "prefers_onednn", lambda: False)
     assert matrix_products.row_multiple(large.float()) == 1
@@ -169,7 +173,8 @@ def test_passes_have_whole_blocks_only_for_large_layers(monkeypatch: pytest.Monk
 
 def test_small_or_other_products_stay_with_pytorch(by_onednn: None) -> None:
     """To the last bit, so that recorded runs of small models hold on every processor."""
-    small, hidden = torch.randn(128, 384), torch.randn(9, 384)
+    small = torch.randn(128, 384)
+    hidden = torch.randn(9, 384)
     assert torch.equal(matrix_products.linear(hidden, small), functional.linear(hidden, small))
     large = torch.randn(LARGE, dtype=torch.float64)
     assert torch.equal(matrix_products.linear(hidden.double(), large), functional.linear(hidden.double(), large))
