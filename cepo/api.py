@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -203,17 +202,12 @@ def _arguments(file: Path | str | None, settings: dict[str, Any] | None) -> list
 
 def _written(key: str, value: object) -> str:
     """Returns a setting's value as it is written on a command line; raises `ConfigError` for one that cannot be."""
-    if callable(value):
-        raise ConfigError(f"{key} is a function; write it into a file and name it: 'FILE.py:FUNCTION'")
     if isinstance(value, str | Path):
         return str(value)
-    kind = type(value).__name__
-    if isinstance(value, list) and any(isinstance(row, Mapping) for row in value):
-        kind = "list of rows"
-    else:
-        with contextlib.suppress(TypeError):
-            return json.dumps(value)
-    raise ConfigError(
-        f"{key} has a {kind}; accepted: texts, numbers, lists and dicts of them, and None. Data are "
-        "named by a file, a folder or a hub name; write a table of your own as Parquet or JSON lines"
-    )
+    try:
+        return json.dumps(value)
+    except TypeError:
+        raise ConfigError(
+            f"{key} has a {type(value).__name__}; accepted: texts, numbers, lists and dicts of them, and None. A function is "
+            "named as 'FILE.py:FUNCTION', and data by a file, a folder or a hub name"
+        ) from None

@@ -103,7 +103,7 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
     Raises `DataError` if there are more than two folders, one has no finished evaluation, or their problems differ.
     """
     if len(folders) not in (1, 2):
-        raise DataError(f"{len(folders)} evaluations: a page shows one or two; give --out a table (.md .csv .json)")
+        raise DataError(f"{len(folders)} evaluations: a page shows one or two; give --out a table (.md .tex .json)")
     rows_by_benchmark = [read_rows(folder) for folder in folders]
     labels = _labels(folders)
     results = [read_results(folder) for folder in folders]
