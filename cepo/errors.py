@@ -57,8 +57,13 @@ def nearest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     spellings: dict[str, str] = {}
     for spelling in known:
         spellings.setdefault(_folded(spelling), spelling)
-    near = difflib.get_close_matches(_folded(name), list(spellings), n=1, cutoff=cutoff)
-    return spellings[near[0]] if near else None
+    folded = _folded(name)
+    near = difflib.get_close_matches(folded, list(spellings), n=3, cutoff=cutoff)
+    if not near:
+        return None
+    # Of similar names, one whose letters were typed in another order is the likeliest.
+    reordered = [candidate for candidate in near if sorted(candidate) == sorted(folded)]
+    return spellings[reordered[0] if reordered else near[0]]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -15,6 +15,8 @@ from cepo.files.trees import Fields, is_mapping, leaves
 from cepo.sections.messages import written
 
 _MOST_NAMES = 12
+_NEAR_ELSEWHERE = 0.9
+"""How near a name of another section must be: there are so many that some name is always a little alike."""
 _NEAR_IN_TRANSLATION = 0.75
 _LOSSES = "worker.actor.loss"
 
@@ -79,6 +81,12 @@ class KnownKeys:
             return f"Did you mean '{moved}'?"
         if nearby is not None:
             return f"Did you mean '{_joined(section, nearby)}'?"
+        near_elsewhere = nearest_name(
+            name, [known.rpartition(".")[2] for known in self.settings], cutoff=_NEAR_ELSEWHERE
+        )
+        if near_elsewhere is not None:
+            places = [known for known in self.settings if known.rpartition(".")[2] == near_elsewhere]
+            return f"Did you mean '{min(places, key=len)}'?"
         return self._listed(section)
 
     def _exists(self, key: str) -> bool:

@@ -93,12 +93,32 @@ class _RecordedStep:
         wanted = self._readings(method)
         of_own = self._readings(own)
         for view in method.views:
+            hidden = self._hidden(own, of_own, view)
             for row, reference in enumerate(wanted.shown[view]):
                 if reference is None or not wanted.learning[row]:
                     continue
-                if reference != of_own.shown[view][row] or not self._was_scored(method, row, view):
+                if reference != of_own.shown[view][row]:
+                    return False
+                if not hidden[row] and not self._was_scored(method, row, view):
                     return False
         return True
+
+    def _hidden(self, own: Estimator, of_own: TeacherContexts[Reference], view: str) -> Sequence[bool]:
+        """Returns (B,) whether the reference that the run's method chose for a row is known to have been impossible to show.
+
+        So it is if no teacher read it although the method would have kept it beside what the row's other teachers read.
+        """
+        import torch
+
+        was_read = {name: torch.tensor(self._was_read(name)) for name in own.views}
+        if_shown = own.settled(was_read | {view: torch.ones_like(was_read[view])})[view]
+        was_chosen = torch.tensor([reference is not None for reference in of_own.shown[view]])
+        hidden: list[bool] = (was_chosen & ~was_read[view] & if_shown).tolist()
+        return hidden
+
+    def _was_read(self, view: str) -> list[bool]:
+        """Returns (B,) whether the teachers of a view read a reference."""
+        return [rollout.references.get(view) is not None for rollout in self.rollouts]
 
     def _was_scored(self, method: Estimator, row: int, view: str) -> bool:
         """Returns whether the log-probs that `method` compares were recorded, all at one temperature.

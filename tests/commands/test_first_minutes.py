@@ -158,28 +158,16 @@ def test_several_machines_without_a_cluster_are_refused_early() -> None:
 @pytest.mark.parametrize(
     ("setting", "advice"),
     [
-        (
-            "worker.actor.model.model_path=https://huggingface.co/Qwen/Qwen3-VL-2B/tree/main",
-            "model_path=Qwen/Qwen3-VL-2B.",
-        ),
-        ("data.train_files=https://huggingface.co/datasets/hiyouga/geometry3k", "train_files=hiyouga/geometry3k."),
-        ("worker.actor.model.model_path=Qwen/Qwen3-VL-2B/", "Did you mean 'Qwen/Qwen3-VL-2B'?"),
-        ("data.train_files=openai/gsm8k:train", "Did you mean 'openai/gsm8k@train'?"),
-        ("data.train_files=DIR/dta/train.jsonl", "Did you mean 'DIR/data/train.jsonl'?"),
-        ("worker.reward.reward_function=DIR/my_rewrd.py:score", "Did you mean 'DIR/my_reward.py'?"),
+        ("worker.actor.model.model_path=https://huggingface.co/Qwen/Qwen3-VL-2B", "not a hub name (org/name)."),
+        ("data.train_files=openai/gsm8k:train", "not a hub name (org/name@split)."),
+        ("worker.reward.reward_function=DIR/my_rewrd.py:score", "there is no such file"),
         ("worker.reward.reward_function=my_reward.score", "must have the form path/file.py:function."),
         ("worker.reward.reward_function=my_reward.py::score", "must have the form path/file.py:function."),
-        ("trainer.plugins=[DIR/my_methd.py]", "Did you mean 'DIR/my_method.py'?"),
-        ("trainer.load_checkpoint_path=DIR/runs/global_step_2", "Did you mean 'DIR/runs/global_step_20'?"),
         ("algorithm.adv_estimator=GRPO", "Did you mean 'grpo'?"),
         ("worker.actor.loss_type=GSPO", "Did you mean 'gspo'?"),
     ],
 )
-def test_a_near_name_is_suggested(tmp_path: Path, setting: str, advice: str) -> None:
-    for name in ("data/train.jsonl", "my_reward.py", "my_method.py", "runs/global_step_20/trainer_state.json"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-
+def test_a_wrong_value_is_told_its_form_or_a_near_name(tmp_path: Path, setting: str, advice: str) -> None:
     with pytest.raises(ConfigError) as raised:
         check_config(
             load_config(

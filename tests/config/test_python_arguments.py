@@ -19,13 +19,13 @@ from cepo.errors import CheckpointError, ConfigError
         (
             "microgeo/base",
             {"worker.reward.reward_function": len},
-            "write it into a file and name it: 'FILE.py:FUNCTION'",
+            "reward_function has a builtin_function_or_method; accepted: .* named as 'FILE.py:FUNCTION'",
         ),
         ("microgeo/base", {"data.train_files": object()}, "data.train_files has a object; accepted: texts"),
         (
             "microgeo/base",
             {"data.train_files": [{"problem": "1 + 1"}]},
-            "data.train_files has a list of rows; accepted",
+            "data.train_files must be text, got",
         ),
     ],
 )
