@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import pandas
 
 
+@checks_types
 def load_config(file: Path | str | None = None, settings: dict[str, Any] | None = None) -> RunConfig:
     """Returns a checked configuration: a YAML file, overridden by settings.
 
@@ -179,22 +179,10 @@ class Evaluation:
 
 
 def _arguments(file: Path | str | None, settings: dict[str, Any] | None) -> list[str]:
-    """Returns a command line. JSON is YAML, so other values than texts keep their type.
-
-    Raises `ConfigError` if the arguments have other types.
-    """
+    """Returns a command line. JSON is YAML, so other values than texts keep their type."""
     words: list[str] = []
     if file is not None:
-        if not isinstance(file, str | Path):
-            raise ConfigError(
-                f"the configuration is the name of a file, got a {type(file).__name__}; settings come second, by dotted name: "
-                'cepo.load_config("FILE", {"trainer.max_steps": 20})'
-            )
         words.append(f"config={str(file).removeprefix('config=')}")
-    if not isinstance(settings, Mapping | None):
-        raise ConfigError(
-            f"settings are a dict by dotted name, such as {{'trainer.max_steps': 20}}, got a {type(settings).__name__}"
-        )
     for key, value in (settings or {}).items():
         words.append(f"{key}={_written(key, value)}")
     return words
