@@ -8,15 +8,6 @@ import sys
 
 __version__ = "0.5.0"
 
-# Older Pythons must be able to parse this file, so that they print this message.
-if sys.version_info < (3, 11):  # noqa: UP036
-    sys.stderr.write(
-        f"cepo needs Python 3.11, 3.12 or 3.13, and this is Python {sys.version_info[0]}.{sys.version_info[1]} "
-        f"({sys.executable}). Install a newer Python beside it, and name it: PYTHON=python3.11 bash scripts/quickstart.sh, "
-        "or python3.11 -m venv .venv for an environment of your own.\n"
-    )
-    raise SystemExit(2)
-
 
 class _MovedModules:
     """Asks `cepo.moved` for modules under the names that they had in version 0.4."""
@@ -49,8 +40,6 @@ __all__ = ["__version__", *_HOMES]
 
 def __getattr__(name):
     if name not in _HOMES:
-        if name == "CepoTrainer":
-            raise AttributeError("write from cepo.integrations.trl import CepoTrainer")
         raise AttributeError(f"module 'cepo' has no attribute {name!r}. Known: {', '.join(_HOMES)}")
     from importlib import import_module
 

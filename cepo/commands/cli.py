@@ -253,7 +253,7 @@ def report(run: Path, **options: Any) -> None:
     "--out",
     type=_FILE,
     multiple=True,
-    help="Write the table (.md .tex .csv .json), page (.html) or curves (.png .pdf .svg); repeatable.",
+    help="Write the table (.md .tex .json), page (.html) or curves (.png .pdf .svg); repeatable.",
 )
 def compare(runs: Sequence[str], out: Sequence[Path]) -> None:
     """Compare runs by setting and seed, or evaluations.
@@ -415,22 +415,6 @@ def init(folder: Path) -> None:
 
     copied = ", ".join(copy_shipped(folder))
     print_plain(f"{folder}: {copied}. Next: cepo train config={folder}/configs/microgeo/base.yaml")
-
-
-@cli.command()
-@click.option("--out", type=_FOLDER, help="Folder to build it in; default: the user's cache folder.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the problems.")
-@click.option("--num-train", type=click.IntRange(1), default=4096, show_default=True, help="Training problems.")
-@click.option("--num-validation", type=click.IntRange(1), default=512, show_default=True, help="Validation problems.")
-def microgeo(out: Path | None, seed: int, num_train: int, num_validation: int) -> None:
-    """Build the built-in toy task: problems and its shipped model."""
-    from cepo.microgeo.world import build_world
-    from cepo.terminal.progress import live_view
-
-    with live_view():
-        world = build_world(out, seed=seed, num_train=num_train, num_validation=num_validation)
-    files = "".join(f"\n{split:10} {world.split_file(split)}" for split in ("train", "validation"))
-    print_plain(f"model      {world.model_path}{files}")
 
 
 @cli.command("help")

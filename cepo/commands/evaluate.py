@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from cepo.config.untrusted_record import TRAIN_FILES, VAL_FILES
 from cepo.evaluation.evaluate import Plan, evaluate, make_plan
@@ -28,29 +27,17 @@ def evaluate_planned(plan: Plan) -> int:
     """Evaluates, prints the table of results and returns the exit code: 130 after Ctrl-C, 143 after SIGTERM."""
     from cepo.evaluation.evaluation_page import figure_rows, write_evaluations
     from cepo.evaluation.results import PAGE_FILE
+    from cepo.report.score_tables import terminal_table
 
     log_to_stderr()
     try:
-        _print_table("accuracy in %, ± standard error over independent problems", figure_rows(evaluate(plan)))
+        rows = list(figure_rows(evaluate(plan)))
     except KeyboardInterrupt:
         print_plain("cepo evaluate: interrupted; what was sampled is in generations.jsonl", to_stderr=True)
         return interrupts.exit_code()
+    console = SafeConsole()
+    title = "accuracy in %, ± standard error over independent problems"
+    console.print(title, terminal_table(rows, console.width))
     page = write_evaluations([plan.out], plan.out / PAGE_FILE)
     print_plain(f"page: {page}\nwritten: {plan.out}")
     return 0
-
-
-def print_pairs(first: Path, second: Path) -> None:
-    """Prints the paired differences of two evaluations by benchmark."""
-    from cepo.evaluation.comparison import compare_evaluations
-    from cepo.evaluation.evaluation_page import comparison_rows
-
-    pairs = compare_evaluations(first, second)
-    _print_table("accuracy in %, difference in points ± standard error, paired by problem", comparison_rows(pairs))
-
-
-def _print_table(title: str, rows: Iterable[Sequence[str]]) -> None:
-    from cepo.report.score_tables import terminal_table
-
-    console = SafeConsole()
-    console.print(title, terminal_table([*rows], console.width))

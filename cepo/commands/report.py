@@ -70,7 +70,6 @@ def _watch(run: Path, out: Path | None) -> None:
 
 def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     """Prints the comparison of runs, or of evaluations and published tables, and writes it to the files `out`."""
-    from cepo.commands.evaluate import print_pairs
     from cepo.evaluation.comparison import is_scored, score_table
     from cepo.evaluation.evaluation_page import write_evaluations
     from cepo.report.compare import compare_runs, write_comparison
@@ -101,8 +100,6 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     console = SafeConsole()
     if comparison is None:
         console.print(table.terminal(console.width))
-        if len(folders) == 2 and not any(run.endswith(".json") for run in runs):
-            print_pairs(*folders)
     else:
         console.print(comparison.terminal(console.width))
     for path in out:

@@ -11,7 +11,6 @@ from cepo.config.path_checks import require_file
 from cepo.errors import ConfigError
 from cepo.files.safe_files import read_text
 from cepo.terminal.lines import print_plain
-from cepo.terminal.live_view import SafeConsole
 from cepo.terminal.progress import live_view, log_to_stderr
 
 if TYPE_CHECKING:
@@ -22,10 +21,7 @@ if TYPE_CHECKING:
 def show_credit(
     model: str, data: str, settings: Sequence[str], *, response: Path | None, problems: int, out: Path
 ) -> None:
-    """Writes the page with the credit of each token to `out`, and prints which share of the weights each method clips.
-
-    The parameters are the arguments of `cepo show`.
-    """
+    """Writes the page with the credit of each token to `out`; the parameters are the arguments of `cepo show`."""
     if Path(model).is_file() or (Path(data) / "config.json").is_file():
         raise ConfigError(f"{model} is no model, or {data} no data: MODEL comes first (cepo show {data} {model} ...)")
     if out.suffix == ".html" or out.is_file():
@@ -35,11 +31,7 @@ def show_credit(
         raise ConfigError("give config=FILE, which has the prompts, the method and its teachers, as microgeo/cepo does")
 
     from cepo.microgeo.world import with_embedded_world
-    from cepo.report.clip_rates import clip_table
-    from cepo.report.credit_view import step_credit
     from cepo.report.page import write_report
-    from cepo.report.recorded_run import load_run
-    from cepo.run_folder.trace import read_rollouts
     from cepo.runtime.preflight import check_run
     from cepo.train import build_trainer
     from cepo.workers.checkpoint import load_weights
@@ -56,12 +48,7 @@ def show_credit(
             assert isinstance(trainer.backend, Worker), "the launcher is local"
             load_weights(trainer.backend.actor, actor)
         show(trainer, text)
-    page = write_report(out)
-    groups = list(read_rollouts(out))
-    rates = clip_table(step_credit(load_run(out), groups)) if groups else None
-    if rates is not None:
-        SafeConsole().print(rates)
-    print_plain(f"page: {page}")
+    print_plain(f"page: {write_report(out)}")
 
 
 def _settings_of_one_step(data: str, problems: int, out: Path) -> list[str]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Sequence
 
-from cepo.algorithms import available_estimators
 from cepo.errors import ConfigError
 
 _KEY = r"[A-Za-z_][\w-]*(?:\.[\w-]+)*"
@@ -15,7 +13,6 @@ _SETTING = re.compile(rf"{_KEY}=.*", re.DOTALL)
 _FLAG = re.compile(rf"(?P<dashes>--?)(?P<key>{_KEY})(?:=(?P<value>.*))?", re.DOTALL)
 _NUMBER = re.compile(r"-[\d.]+([eE]-?\d+)?")
 _CONFIG_NAMES = ("config", "c", "config_file", "cfg")
-_SWEEPS = ("-m", "--multirun", "--sweep")
 _CONFIG_NAME = re.compile(r"[\w-]+/[\w-]+")
 
 
@@ -53,8 +50,6 @@ def _about_flags(flags: Sequence[tuple[str, str, str]], explained: Callable[[str
     for flag, key, value in flags:
         if key in _CONFIG_NAMES:
             remedies.append(f"'{flag}': write config={value}")
-        elif flag in _SWEEPS:
-            remedies.append(f"'{flag}': a command is one run; repeat it with each value, in a loop of the shell")
         else:
             remedies.append(f"'{flag}': {explained(key, value)}")
     if len(remedies) == 1:
@@ -73,12 +68,6 @@ def _what_is_right(word: str) -> str:
     """Returns what to write in place of a word that is no setting, of which a shell may have made several words."""
     if word.endswith((".yaml", ".yml")) or _CONFIG_NAME.fullmatch(word):
         return f"did you mean 'config={word}'?"
-    if word in available_estimators():
-        return f"did you mean 'algorithm.adv_estimator={word}'? Several methods stand in one word: --methods a,{word}"
-    if word.startswith("microgeo:") or os.path.exists(word):
-        return (
-            f"what is read is named behind a key: data.train_files={word} in train, data={word} in evaluate and credit"
-        )
     return (
         "settings have the form a.b.c=value, with no space beside the equals sign, and with quotes around the whole setting "
         "if its value has spaces: trainer.max_steps=20 'trainer.logger=[console, wandb]'"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 
 from cepo.algorithms.settings import SharedSettings
@@ -196,18 +195,11 @@ def _check_engine(config: RunConfig) -> Iterator[str]:
 def _check_model(config: RunConfig) -> Iterator[str]:
     lora = config.worker.actor.model.lora
     key = "worker.actor.model.lora"
-    if lora.exclude_modules is not None:
-        try:
-            re.compile(lora.exclude_modules)
-        except re.error as error:
-            yield f"{key}.exclude_modules={lora.exclude_modules!r} is not a regular expression: {error}."
     for name, value in (("use_dora", "true" if lora.use_dora else None), ("quantization", lora.quantization)):
         if value is not None and lora.rank == 0:
             yield f"{key}.{name}={value} needs an adapter. Set {key}.rank, such as 16."
     if lora.quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
         yield f"{key}.quantization={lora.quantization} needs bitsandbytes: {INSTALL_BITSANDBYTES}."
-    if not all(part.strip() for part in lora.target_modules.split(",")):
-        yield f"{key}.target_modules={lora.target_modules!r} must be all-linear or module names separated by commas."
 
 
 def _check_mixing(config: RunConfig) -> Iterator[str]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cepo.config.paths import HUB_NAME, MICROGEO_DATA, MICROGEO_MODELS, find_path, near_path, searched, split_source
+from cepo.config.paths import HUB_NAME, MICROGEO_DATA, MICROGEO_MODELS, find_path, searched, split_source
 from cepo.errors import ConfigError, ForeignFileError
 from cepo.files.safe_files import is_lfs_pointer, read_text
 from cepo.run_folder.layout import last_checkpoint
 
-_HUB_ADDRESS = re.compile(
-    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?:datasets/|models/)?(?P<name>[\w.-]+/[\w.-]+)"
-)
 _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".tsv", ".arrow")
 
 
@@ -30,7 +26,7 @@ def require_file(key: str, path: str | Path | None) -> None:
         return
     file = find_path(str(path))
     if file is None or not file.is_file():
-        raise ConfigError(f"{key}={path}: there is no such file ({searched(str(path))}).{near_path(str(path))}")
+        raise ConfigError(f"{key}={path}: there is no such file ({searched(str(path))}).")
     try:
         read_text(file)
     except ForeignFileError as error:
@@ -44,7 +40,7 @@ def require_folder(key: str, path: str | None) -> None:
     if folder is not None and folder.is_file():
         raise ConfigError(f"{key}={path} is a file; give a folder, such as {folder.absolute().parent}.")
     if folder is None or not folder.is_dir():
-        raise ConfigError(f"{key}={path}: there is no such folder ({searched(path)}).{near_path(path)}")
+        raise ConfigError(f"{key}={path}: there is no such folder ({searched(path)}).")
 
 
 def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
@@ -59,7 +55,6 @@ def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
 def require_data(key: str, name: str) -> None:
     if _is_embedded(key, name, MICROGEO_DATA) or (name and find_path(name) is not None):
         return
-    _refuse_address(key, name)
     path, split = split_source(name)
     has_bad_split = split is not None and (not split or "@" in split)
     if has_bad_split or not path:
@@ -68,17 +63,7 @@ def require_data(key: str, name: str) -> None:
         )
     is_hub_name = HUB_NAME.fullmatch(path) is not None and not path.endswith(_DATA_ENDINGS)
     if find_path(path) is None and not is_hub_name:
-        raise ConfigError(
-            f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split)."
-            f"{near_path(path) or _near_hub_name(name) or _about_pattern(path)}"
-        )
-
-
-def _about_pattern(path: str) -> str:
-    """Returns what to write in place of a pattern of a shell, which a name of data is not."""
-    if not any(mark in path for mark in "*?["):
-        return ""
-    return f" A name is no pattern: give the folder {Path(path).parent}, or the files as a list"
+        raise ConfigError(f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split).")
 
 
 def require_model(key: str, name: str | None) -> None:
@@ -87,12 +72,8 @@ def require_model(key: str, name: str | None) -> None:
         return
     folder = find_path(name)
     if folder is None:
-        _refuse_address(key, name)
         if not HUB_NAME.fullmatch(name):
-            near = near_path(name) or _near_hub_name(name)
-            raise ConfigError(
-                f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).{near}"
-            )
+            raise ConfigError(f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).")
         return
     if not folder.is_dir():
         raise ConfigError(f"{key}={name} is a file; a model is a folder with config.json and weights.")
@@ -109,20 +90,6 @@ def require_model(key: str, name: str | None) -> None:
             f"{key}={name} is an adapter without its model. Export it with `cepo merge --checkpoint {folder} "
             "--out FOLDER` and give FOLDER."
         )
-
-
-def _refuse_address(key: str, name: str) -> None:
-    """Raises `ConfigError` if a page of the hub is named by its address, with the hub name that it stands for."""
-    address = _HUB_ADDRESS.match(name)
-    if address is not None:
-        raise ConfigError(f"{key}={name} is an address; write the hub name, {key}={address['name']}.")
-
-
-def _near_hub_name(name: str) -> str:
-    """Returns " Did you mean 'ORG/NAME@SPLIT'?" for a hub name with another mark before its split, or a slash behind it."""
-    spelled = name.rstrip("/").replace(":", "@")
-    path, _, _ = spelled.partition("@")
-    return f" Did you mean '{spelled}'?" if spelled != name and HUB_NAME.fullmatch(path) else ""
 
 
 def require_weights(model_path: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 import cepo
-from cepo.errors import did_you_mean, near_path
+from cepo.errors import did_you_mean
 
 PACKAGE_FOLDER = Path(cepo.__file__).resolve().parent
 _IN_WHEEL = PACKAGE_FOLDER / "shipped"
@@ -127,9 +127,9 @@ def config_names() -> list[str]:
 
 
 def near_config_name(path: str) -> str:
-    """Returns " Did you mean 'NAME'?" for a shipped configuration or a file on the disk whose name is near; else empty."""
+    """Returns " Did you mean 'NAME'?" for a shipped configuration whose name is near; else empty."""
     name = path.removeprefix("configs/").removesuffix(".yaml")
-    return did_you_mean(name, config_names()) or near_path(path)
+    return did_you_mean(name, config_names())
 
 
 def searched(path: str) -> str:

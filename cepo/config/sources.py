@@ -166,12 +166,6 @@ def read_argument(argument: str) -> Source:
             f"argument {argument!a}: what follows '#' is a comment in YAML and would be left out; quote the value as in "
             """'key="a #b"'."""
         )
-    parsed = dict(leaves(tree)).get(key)
-    if isinstance(parsed, str) and len(value.strip().splitlines()) > 1 and "\n" not in parsed:
-        raise ConfigError(
-            f"argument {argument!a}: YAML would make a space of the line end; give a value in one line, or quoted as in "
-            'key="one\\ntwo".'
-        )
     for name, entry in leaves(tree):
         entry_name, colon, entry_value = name.rpartition(".")[2].partition(":")
         if entry is None and colon:

@@ -63,9 +63,6 @@ class KnownKeys:
     def explained(self, key: str, value: object) -> str:
         """Returns what to write in place of an unknown key, or which keys there are."""
         section, _, name = key.rpartition(".")
-        for known in self.settings:
-            if known.casefold() == key.casefold():
-                return f"Did you mean '{known}'?"
         names = self.sections.get(section, [])
         nearby = nearest_name(name, names)
         if nearby is not None and _is_misspelt(name, nearby):

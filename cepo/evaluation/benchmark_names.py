@@ -45,12 +45,7 @@ def named_source(written: str) -> NamedSource:
         return NamedSource(name=None, source=written)
     known = {_plain(name): name for name in TITLES}
     name = known.get(_plain(prefix if colon else path))
-    if not colon:
-        if name is not None:
-            raise ConfigError(
-                f"data={written}: this is a benchmark without data; give {name}:SOURCE, with a file, a folder or a hub "
-                "name org/name@split"
-            )
+    if name is None and not colon:
         return NamedSource(name=None, source=written)
     if name is None:
         near = did_you_mean(prefix.casefold(), TITLES)

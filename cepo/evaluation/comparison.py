@@ -18,8 +18,8 @@ from cepo.report.comparison_sentence import sentence_of_two
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 
 _AVERAGE = "Average"
-_DIFFERENCE = "difference"
-_OTHER_COLUMNS = (_AVERAGE, _DIFFERENCE)
+_OLD_DIFFERENCE = "difference"
+"""A column of tables that version 0.4 wrote."""
 _Problem = tuple[str, str, str]
 """A problem's identifier, its right answer, and its cluster."""
 
@@ -92,11 +92,11 @@ def is_scored(name: str) -> bool:
 def score_table(names: Sequence[str]) -> ScoreTable:
     """Returns a table of evaluations and published tables in the given order, with averages computed from their cells.
 
-    Each evaluation after the first also has its difference from the first, paired by problem. Raises `DataError` if a
-    name is neither an evaluation nor a table.
+    Each evaluation after the first is followed by its differences from the first, paired by problem. Raises `DataError` if
+    a name is neither an evaluation nor a table.
     """
     rows: list[TableRow] = []
-    notes: list[str] = []
+    notes: Sequence[str] = ()
     headlines: list[str] = []
     first: Path | None = None
     for name in names:
@@ -104,16 +104,15 @@ def score_table(names: Sequence[str]) -> ScoreTable:
             rows += map(averaged, _published(Path(name)))
             continue
         row = averaged(_evaluated(Path(name)))
-        if first is not None:
-            pairs = compare_evaluations(first, Path(name))
-            row = replace(row, cells={**row.cells, _DIFFERENCE: _average_gain(pairs)})
-            headlines.append(headline_of_pairs(first.name, row.name, pairs))
-        first = first or Path(name)
         rows.append(row)
+        if first is None:
+            first = Path(name)
+            continue
+        pairs = compare_evaluations(first, Path(name))
+        rows.append(TableRow(group=row.group, name=f"{row.name} less {first.name}", cells=_differences(pairs)))
+        headlines.append(headline_of_pairs(first.name, row.name, pairs))
+        notes = ["Differences are in points, paired by problem."]
     columns = [Column(name=name, is_ranked=True) for name in (*_benchmarks_in(rows), _AVERAGE)]
-    if first is not None and any(_DIFFERENCE in row.cells for row in rows):
-        columns.append(Column(name=_DIFFERENCE, signed=True))
-        notes.append(f"The difference of averages is from {first.name}, paired by problem.")
     title = "Accuracy in %, ± standard error; the average is the unweighted mean"
     return ScoreTable(title=title, columns=columns, rows=rows, notes=notes, headline=" ".join(headlines))
 
@@ -121,6 +120,13 @@ def score_table(names: Sequence[str]) -> ScoreTable:
 def _average_gain(pairs: Sequence[Paired]) -> Cell:
     """Returns the mean over benchmarks of the paired differences, in percentage points."""
     return _cell(macro_average([paired.difference for paired in pairs]), 100.0)
+
+
+def _differences(pairs: Sequence[Paired]) -> dict[str, Cell | str]:
+    """Returns the differences by benchmark and on average as texts, which are no accuracies for who reads the table again."""
+    cells = {TITLES.get(paired.benchmark, paired.benchmark): _cell(paired.difference, 100.0) for paired in pairs}
+    cells[_AVERAGE] = _average_gain(pairs)
+    return {name: cell.text(2, signed=True) for name, cell in cells.items()}
 
 
 def headline_of_pairs(first: str, second: str, pairs: Sequence[Paired]) -> str:
@@ -138,7 +144,7 @@ def _benchmarks_in(rows: Sequence[TableRow]) -> list[str]:
     """Returns the benchmarks of which a row has a figure: known ones in their order, then others as they occur."""
     names: dict[str, None] = {}  # in the order in which they occur
     for row in rows:
-        names.update(dict.fromkeys(name for name in row.cells if name not in _OTHER_COLUMNS))
+        names.update(dict.fromkeys(name for name in row.cells if name != _AVERAGE))
     known = [title for title in TITLES.values() if title in names]
     return list(dict.fromkeys([*known, *names]))
 
@@ -147,9 +153,11 @@ def _published(path: Path) -> Iterator[TableRow]:
     """Yields the rows of a table from `ScoreTable.as_json`, or of one in the same format."""
     with damaged_as(path, "holds no table of `cepo compare --out FILE.json`"):
         for row in read_json(path, dict)["rows"]:
-            cells = {name: cell for name, cell in row.items() if isinstance(cell, Mapping) and name != _DIFFERENCE}
-            values = {name: _cell(cell, 1.0) for name, cell in cells.items()}
-            yield TableRow(group=str(row["group"]), name=str(row["name"]), cells=values)
+            cells = {name: cell for name, cell in row.items() if isinstance(cell, Mapping) and name != _OLD_DIFFERENCE}
+            has_texts_alone = not cells and len(row) > 2  # differences
+            if not has_texts_alone:
+                values = {name: _cell(cell, 1.0) for name, cell in cells.items()}
+                yield TableRow(group=str(row["group"]), name=str(row["name"]), cells=values)
 
 
 def _evaluated(folder: Path) -> TableRow:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cepo.errors import DataError
-from cepo.evaluation.comparison import Paired, compare_evaluations
+from cepo.evaluation.comparison import compare_evaluations
 from cepo.evaluation.results import RESULTS_FILE, read_results, read_rows
-from cepo.evaluation.statistics import Row, macro_average
+from cepo.evaluation.statistics import Row
 from cepo.files.safe_files import damaged_as
 from cepo.files.trees import Fields
 from cepo.report.html_page import Result, Section, Table, write_page
@@ -79,31 +78,13 @@ def percent(estimate: Fields, *, signed: bool = False) -> str:
     return Cell(mean=estimate["mean"], error=estimate["error"]).percent.text(signed=signed)
 
 
-def comparison_rows(comparisons: Sequence[Paired]) -> Iterator[list[str]]:
-    """Yields a head, and rows of accuracies in percent with their paired differences in points."""
-    yield ["", "problems", "first", "second", "difference"]
-    for paired in comparisons:
-        yield _comparison_row(
-            paired.benchmark, str(paired.num_problems), paired.first, paired.second, paired.difference
-        )
-    if len(comparisons) > 1:
-        first = statistics.fmean(paired.first for paired in comparisons)
-        second = statistics.fmean(paired.second for paired in comparisons)
-        difference = macro_average([paired.difference for paired in comparisons])
-        yield _comparison_row("average", "", first, second, difference)
-
-
-def _comparison_row(name: str, count: str, first: float, second: float, difference: Fields) -> list[str]:
-    return [name, count, f"{100 * first:.1f}", f"{100 * second:.1f}", percent(difference, signed=True)]
-
-
 def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
     """Writes the page of one evaluation, or of two, with the responses whose verdict changed first; returns its path.
 
     Raises `DataError` if there are more than two folders, one has no finished evaluation, or their problems differ.
     """
     if len(folders) not in (1, 2):
-        raise DataError(f"{len(folders)} evaluations: a page shows one or two; give --out a table (.md .csv .json)")
+        raise DataError(f"{len(folders)} evaluations: a page shows one or two; give --out a table (.md .tex .json)")
     rows_by_benchmark = [read_rows(folder) for folder in folders]
     labels = _labels(folders)
     results = [read_results(folder) for folder in folders]

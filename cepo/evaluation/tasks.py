@@ -99,10 +99,8 @@ def _own_name(source: str) -> str:
     """Returns the name of a user's own data, which is never that of a benchmark."""
     path, split = split_source(source)
     suffix = "" if split is None else f"@{split}"
-    for name in (f"{Path(path).stem}{suffix}", f"{Path(path).name}{suffix}", source):
-        if not is_name(name):
-            return name
-    return f"{source} (own)"
+    name = f"{Path(path).stem}{suffix}"
+    return f"{source} (own)" if is_name(name) else name
 
 
 def graded_rows(

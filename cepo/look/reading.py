@@ -226,11 +226,7 @@ def _is_of_numbers(kind: Any) -> bool:
     return pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
 
 
-def _own(file: Path) -> Iterator[RecordedResponse]:
-    yield from responses_of_step(file)
-
-
-OWN = Form(name="a run of cepo", pattern=STEP_FILES, read=_own)
+OWN = Form(name="a run of cepo", pattern=STEP_FILES, read=responses_of_step)
 TRL = Form(name="TRL's completions", pattern="completions_*.parquet", read=partial(_rows, is_trls=True))
 LINES = Form(name="JSON lines", pattern="*.jsonl", read=partial(_lines, _line))
 FORMS = (

@@ -22,14 +22,13 @@ from cepo.algorithms.evidence import beliefs
 from cepo.algorithms.masking import at_last_token, response_mask_of, with_rows
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.files.trees import Fields, Tree
-from cepo.report.clip_rates import clip_rates
 from cepo.report.recorded_run import RunData
 from cepo.report.replayable_methods import comparable_methods
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
 from cepo.report.shown_responses import data_uri
 from cepo.run_folder.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.run_folder.writing import finite_or_none
-from cepo.types import TokenBatch
+from cepo.types import TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -265,6 +264,26 @@ def _method_credit(method: Estimator, batch: TokenBatch, groups: Sequence[GroupR
     for name, values in columns.items():
         arrays[name] = values.float().numpy()
     return _MethodCredit(columns=arrays, clip_rates=clip_rates(signal, batch.response_mask))
+
+
+def clip_rates(signal: TokenSignal, response_mask: Tensor) -> dict[int, Tree]:
+    """Returns the rates of a method's responses, by row of `response_mask` (B, T).
+
+    They are the shares of the tokens with an advantage, `tokens` in number, whose weight the `lower` bound 1 - r clips,
+    and the `upper` bound 1 + r: `evidence/clip_low_rate` and `evidence/clip_high_rate`. A response without any such token
+    has none, and so have all those of a method that clips no weights.
+    """
+    clipping = signal.diagnostics.get("clipping")  # (B, T)
+    if clipping is None:
+        return {}
+    counted = response_mask & (statistics.advantage_sign(signal.advantages) != 0)
+    lower = statistics.response_means((clipping < 0).float(), counted).tolist()  # (B,)
+    upper = statistics.response_means((clipping > 0).float(), counted).tolist()  # (B,)
+    rates: dict[int, Tree] = {}
+    for row, num_tokens in enumerate(counted.sum(dim=1).tolist()):
+        if num_tokens:
+            rates[row] = {"lower": lower[row], "upper": upper[row], "tokens": num_tokens}
+    return rates
 
 
 def _group_header(group: GroupRecord) -> Tree:

@@ -1,4 +1,4 @@
-"""Formats tables of means with standard errors as Markdown, LaTeX, CSV, JSON or terminal output."""
+"""Formats tables of means with standard errors as Markdown, LaTeX, JSON or terminal output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cepo.files.trees import Tree
 from cepo.metrics import wilson_interval
 from cepo.run_folder.writing import write_atomically
 
-TABLE_FORMATS = (".md", ".tex", ".csv", ".json")
+TABLE_FORMATS = (".md", ".tex", ".json")
 NOTHING = "–"
 _UNBOUNDED = 100_000
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
@@ -236,12 +236,8 @@ def _rich_table(lines: Sequence[Sequence[str]]) -> Table:
 
 
 def write_table(table: ScoreTable, path: Path) -> None:
-    """Writes the table in the format of the file's extension: .md, .tex, .csv or .json."""
-    if path.suffix == ".csv":
-        import pandas
-
-        text = pandas.json_normalize(table.json()["rows"], sep=" ").to_csv(index=False, lineterminator="\n")
-    elif path.suffix == ".json":
+    """Writes the table in the format of the file's extension: .md, .tex or .json."""
+    if path.suffix == ".json":
         text = json.dumps(table.json(), indent=2, ensure_ascii=False) + "\n"
     else:
         text = table.markdown() if path.suffix == ".md" else table.latex()

@@ -125,10 +125,10 @@ class Trace:
         self._files = run_folder / ROLLOUTS_FOLDER
         self._images = run_folder / IMAGES_FOLDER
         self._max_bytes = max_bytes
-        for step, file in _steps(run_folder):
+        for step, file in recorded_steps(run_folder):
             if last_step is not None and step > last_step:
                 file.unlink()
-        self._stride = math.gcd(*(step - 1 for step, _ in _steps(run_folder))) or 1
+        self._stride = math.gcd(*(step - 1 for step, _ in recorded_steps(run_folder))) or 1
         self._size = self._measured()
 
     def write(self, groups: Sequence[GroupRecord]) -> None:
@@ -178,11 +178,11 @@ class Trace:
     def _thin(self) -> None:
         while self._size > self._max_bytes and self._num_kept() > 1:
             self._stride *= 2
-            for step, file in _steps(self._files.parent):
+            for step, file in recorded_steps(self._files.parent):
                 if (step - 1) % self._stride:
                     _delete(file)
             used_images: set[str] = set()
-            for _, file in _steps(self._files.parent):
+            for _, file in recorded_steps(self._files.parent):
                 for row in read_parquet(file, ["images"]).to_pylist():
                     used_images.update(row["images"])
             for path in self._images.glob("*.png"):
@@ -191,7 +191,7 @@ class Trace:
             self._size = self._measured()
 
     def _num_kept(self) -> int:
-        return sum((step - 1) % self._stride == 0 for step, _ in _steps(self._files.parent))
+        return sum((step - 1) % self._stride == 0 for step, _ in recorded_steps(self._files.parent))
 
     def _measured(self) -> int:
         files = [*self._files.glob("*.p*"), *self._images.glob("*.p*")]
@@ -241,8 +241,8 @@ def read_rollout_table(run_folder: Path) -> pyarrow.Table:
 
 
 def _checked_tables(run_folder: Path) -> Iterator[tuple[Path, Any]]:
-    for _, file in _steps(run_folder):
-        table = _table(file, run_folder)
+    for _, file in recorded_steps(run_folder):
+        table = read_step(file)
         version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none")
         if version != str(TRACE_VERSION).encode():
             raise DataError(
@@ -252,11 +252,11 @@ def _checked_tables(run_folder: Path) -> Iterator[tuple[Path, Any]]:
         yield file, table
 
 
-def _table(file: Path, run_folder: Path) -> Any:
-    """Reads the file of a step; raises `DataError` if it is damaged."""
+def read_step(file: Path, columns: Sequence[str] | None = None) -> Any:
+    """Returns the table of a step's file; raises `DataError` if it is damaged, or lacks one of these columns."""
     try:
-        with open_regular(file, within=run_folder) as opened:
-            return read_parquet(opened)
+        with open_regular(file, within=file.parents[1]) as opened:
+            return read_parquet(opened, columns)
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise DataError(
             f"{file} cannot be read as Parquet ({type(error).__name__}). Remove it to read the rest"
@@ -318,7 +318,7 @@ def _delete(file: Path) -> None:
         logger.warning("%s, which is no longer needed, cannot be deleted (%s); the run goes on", file, error)
 
 
-def _steps(run_folder: Path) -> Iterator[tuple[int, Path]]:
+def recorded_steps(run_folder: Path) -> Iterator[tuple[int, Path]]:
     for file in sorted((run_folder / ROLLOUTS_FOLDER).glob("step_*.parquet")):
         number = file.stem.removeprefix("step_")
         if number.isdecimal():

@@ -77,11 +77,7 @@ class Wording:
             message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown(value)}."
         else:
             suggestion = did_you_mean(str(value), map(str, _main(node).get("enum", ())))
-            is_number_for_text = kind == "string_type" and isinstance(value, int | float)
-            remedy = " Write it in quotes." if is_number_for_text else ""
-            if kind == "list_type" and _are_entries(value, node):
-                remedy = f" Write {key}=[{value}]."
-            message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{suggestion}{remedy}"
+            message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{suggestion}"
         return Fault(1, key, message)
 
     def _unknown(self, name: str, around: str, node: Tree) -> str:
@@ -124,15 +120,6 @@ def _main(node: Tree) -> Tree:
         if branch.get("type") != "null" and "const" not in branch:
             return branch
     return node
-
-
-def _are_entries(value: object, node: Tree) -> bool:
-    """Returns whether a value that should be a list is one of its entries, or several separated by commas."""
-    if not isinstance(value, str | int | float):
-        return False
-    choices = _main(node)["items"].get("enum")
-    names = [name.strip() for name in str(value).split(",")]
-    return choices is None or all(name in choices for name in names)
 
 
 def accepted_type(node: Tree) -> str:

@@ -25,7 +25,6 @@ _Kind = TypeVar("_Kind")
 _Class = TypeVar("_Class", bound=type[Any])
 _NAME = re.compile(r"[\w-]+")
 """Names are keys of sections and values of settings, so they have no dots and no spaces."""
-_INNER_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 class Registry(Generic[_Kind]):
@@ -81,18 +80,11 @@ class Registry(Generic[_Kind]):
 
     def _check_name(self, name: object) -> None:
         """Raises `ConfigError` if `name` is the decorated class, as it is without parentheses, or another false name."""
-        if isinstance(name, str) and _NAME.fullmatch(name):
-            return
-        if isinstance(name, str):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(
-                f'@{self.decorator}("{name}"): a name has letters, digits, "_" and "-" alone, and at least one of them'
+                f'@{self.decorator} needs a name in parentheses, of letters, digits, "_" and "-" alone: '
+                f'@{self.decorator}("my_name"), got {name!r}'
             )
-        class_name = getattr(name, "__name__", "MyClass")
-        suggested_name = _INNER_CAPITAL.sub("_", class_name).lower()
-        raise ConfigError(
-            f"@{self.decorator} needs the name under which {class_name} is registered, in parentheses. "
-            f'Write @{self.decorator}("{suggested_name}").'
-        )
 
     def _check_base(self, name: str, decorated: Any) -> None:
         """Raises `ConfigError` for a function or a class that does not derive from the base."""

@@ -327,9 +327,7 @@ def test_sides_that_cannot_be_shown_leave_the_others() -> None:
     ("name", "view", "reference"),
     [("visual", "blind", ImageReference()), ("input_contrast", "other", PromptReference())],
 )
-def test_evidence_of_the_input_is_student_less_other_prompt(
-    name: str, view: str, reference: Reference
-) -> None:
+def test_evidence_of_the_input_is_student_less_other_prompt(name: str, view: str, reference: Reference) -> None:
     """A right rollout's token of delta log 1.2 has weight 1.2, a wrong one's 1 / 1.2; lambda is 1."""
     old = torch.full((8, 5), math.log(0.6))
     without_input = torch.full((8, 5), math.log(0.5))

@@ -54,18 +54,6 @@ def test_help_for_a_section_lists_each_setting_with_its_default(capsys: pytest.C
     assert dict(shown)["data.seed"] == "1"
 
 
-def test_python_3_6_reads_the_first_file_and_3_10_is_refused(tmp_path: Path) -> None:
-    source = (REPOSITORY / "cepo" / "__init__.py").read_text(encoding="utf-8")
-    compile(source, "cepo/__init__.py", "exec", flags=0x400, _feature_version=6)  # ast.PyCF_ONLY_AST
-    older = tmp_path / "cepo.py"
-    older.write_text(f"import sys\nsys.version_info = (3, 9, 18)\n{source}", encoding="utf-8")
-    done = subprocess.run([sys.executable, str(older)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "this is Python 3.9" in done.stderr
-    assert "PYTHON=python3.11" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     "words",
     [["--out", "a", "--dry-run"], ["--out=a", "dry_run=true"], ["out=a", "dry_run=yes"]],

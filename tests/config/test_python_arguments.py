@@ -13,19 +13,19 @@ from cepo.errors import CheckpointError, ConfigError
 @pytest.mark.parametrize(
     ("file", "settings", "message"),
     [
-        (["config=microgeo/base"], None, "got a list; settings come second, by dotted name"),
-        ({"trainer.max_steps": 3}, None, "got a dict; settings come second, by dotted name"),
-        ("microgeo/base", ["trainer.max_steps=3"], "settings are a dict by dotted name.*got a list"),
+        (["config=microgeo/base"], None, r"cepo\.load_config: file must be Path \| str \| None, got a list"),
+        ({"trainer.max_steps": 3}, None, "file must be .* got a dict"),
+        ("microgeo/base", ["trainer.max_steps=3"], r"settings must be dict\[str, Any\] \| None, got a list"),
         (
             "microgeo/base",
             {"worker.reward.reward_function": len},
-            "write it into a file and name it: 'FILE.py:FUNCTION'",
+            "reward_function has a builtin_function_or_method; accepted: .* named as 'FILE.py:FUNCTION'",
         ),
         ("microgeo/base", {"data.train_files": object()}, "data.train_files has a object; accepted: texts"),
         (
             "microgeo/base",
             {"data.train_files": [{"problem": "1 + 1"}]},
-            "data.train_files has a list of rows; accepted",
+            "data.train_files must be text, got",
         ),
     ],
 )

@@ -45,8 +45,8 @@ def test_a_path_with_a_colon_that_exists_is_a_path(name: str, tmp_path: Path, mo
         ("https://example.org/rows.parquet", "'https' is no benchmark"),
         (":rows.parquet", "'' is no benchmark"),
         ("mathvista:", "no data; give mathvista:SOURCE"),
-        ("MathVista", "a benchmark without data; give mathvista:SOURCE"),
-        ("MathVista@testmini", "a benchmark without data; give mathvista:SOURCE"),
+        ("MathVista", "no data; give mathvista:SOURCE"),
+        ("MathVista@testmini", "no data; give mathvista:SOURCE"),
     ],
 )
 def test_a_wrong_name_is_refused_with_those_there_are(written: str, words: str) -> None:

@@ -129,8 +129,15 @@ def test_evaluations_stand_beside_the_paper_with_a_difference(
     assert "org/base" in printed
     assert "+25.00 ± 25.00" in printed
     table = score_table([str(first), str(second)])
-    assert [row.cells["DynaMath"] for row in table.rows] == [Cell(mean=25.0, error=25.0), Cell(mean=50.0, error=25.0)]
-    assert "difference" not in table.rows[0].cells
+    of_first, of_second, differences = table.rows
+    assert (of_first.cells["DynaMath"], of_second.cells["DynaMath"]) == (
+        Cell(mean=25.0, error=25.0),
+        Cell(mean=50.0, error=25.0),
+    )
+    assert differences.name == "second less first"
+    assert set(differences.cells.values()) == {"+25.00 ± 25.00"}  # of the benchmark, and on average
+    write_table(table, tmp_path / "table.json")
+    assert [row.name for row in score_table([str(tmp_path / "table.json")]).rows] == ["first", "second"]
 
 
 DAMAGES = [

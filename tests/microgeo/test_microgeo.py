@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from cepo.commands.cli import main
+from cepo.errors import DataError
 from cepo.microgeo.figures import draw_figure
 from cepo.microgeo.problems import FAMILIES, Problem, generate_problem
 from cepo.microgeo.world import build_world, split_problems, write_problems
@@ -135,10 +135,8 @@ def test_an_interrupted_build_leaves_no_half_world(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_leaves_a_folder_that_is_no_world_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_world_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("keep")
-    assert main(["microgeo", "--out", str(tmp_path)]) == 2
-    assert f"{tmp_path} exists and is not a built-in toy task" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"exists and is not a built-in toy task"):
+        build_world(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    assert main(["microgeo", "--num-train", "0"]) == 2
-    assert "0 is not in the range x>=1" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The clip rates of responses under RLSD and CEPO, on the page and in the table of `cepo show`, by hand."""
+"""The clip rates of responses under RLSD and CEPO, by hand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from run_folders import group, rollout, write_run
 
 from cepo.algorithms import build_estimator, statistics
 from cepo.files.trees import Tree
-from cepo.report.clip_rates import clip_rates, clip_table
-from cepo.report.credit_view import step_credit
+from cepo.report.credit_view import clip_rates, step_credit
 from cepo.report.recorded_run import load_run
 from cepo.run_folder.trace import GroupRecord, RolloutRecord
 from cepo.types import TokenBatch, TokenSignal
@@ -104,22 +103,3 @@ def test_rates_over_all_tokens_are_the_training_metrics(method: str, baseline: s
         for metric, bound in (("evidence/clip_low_rate", "lower"), ("evidence/clip_high_rate", "upper")):
             pooled = sum(rate[bound] * rate["tokens"] for rate in rates.values()) / num_tokens
             assert pooled == pytest.approx(signal.metrics[metric].result, abs=1e-6)
-
-
-def test_the_table_has_each_response_and_all_tokens(tmp_path: Path) -> None:
-    """Over the 8 tokens with an advantage rlsd clips 1/4 at the lower and 3/8 at the upper bound."""
-    table = clip_table(step_of(tmp_path))
-    assert table is not None
-    columns = {str(column.header): list(column.cells) for column in table.columns}
-    assert list(columns) == ["problem", "response", "verdict", "cepo", "rlsd"]
-    assert columns["verdict"] == ["right", "wrong", "wrong", ""]
-    assert columns["rlsd"] == ["25.0% 50.0% 75.0%", "25.0% 25.0% 50.0%", "no advantage", "25.0% 37.5% 62.5%"]
-    assert columns["cepo"] == ["25.0% 25.0% 50.0%", "25.0% 25.0% 50.0%", "no advantage", "25.0% 25.0% 50.0%"]
-
-
-def test_methods_without_weights_have_no_table(tmp_path: Path) -> None:
-    record = rollout(right=True, delta=None)
-    plain = replace(record, log_probs={"student": record.log_probs["student"]})
-    groups = [group(1, [plain, replace(plain, reward=0.0, accuracy=0.0)])]
-    write_run(tmp_path, [(1, {"loss": 1.0})], config="algorithm:\n  adv_estimator: grpo\n", groups=groups)
-    assert clip_table(step_credit(load_run(tmp_path), groups)) is None
