@@ -45,7 +45,7 @@ def read_metrics(run_folder: Path) -> list[MetricsRow]:
     path = run_folder / METRICS_FILE
     if not run_folder.is_dir():
         raise DataError(
-            f"run folder {run_folder} does not exist; give the one that a training run wrote its records into"
+            f"run folder {run_folder} does not exist; give the one that a training run wrote its records into."
         )
     if not path.exists():
         raise DataError(

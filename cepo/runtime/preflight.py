@@ -193,7 +193,7 @@ def check_devices(trainer: TrainerConfig) -> str:
 def check_before_loading(
     actor: ActorConfig, estimator: Estimator, rewards: RewardPool, problems: TrainingProblems, processing: Processing
 ) -> None:
-    """Checks that a teacher's model reads the policy's tokens, and the reward.
+    """Checks that the adapter's settings name layers, that a teacher's model reads the policy's tokens, and the reward.
 
     The reward function must give the first problem's answer a score. If it raises, this only logs a warning, because it
     may raise on purpose for such a response.
@@ -223,3 +223,7 @@ def check_before_loading(
             "the run ends there",
             failure.reason,
         )
+    if actor.model.lora.rank:
+        from cepo.workers.adapters import check_adapter_targets  # loads PEFT
+
+        check_adapter_targets(actor)

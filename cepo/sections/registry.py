@@ -83,7 +83,7 @@ class Registry(Generic[_Kind]):
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(
                 f'@{self.decorator} needs a name in parentheses, of letters, digits, "_" and "-" alone: '
-                f'@{self.decorator}("my_name"), got {name!r}'
+                f'@{self.decorator}("my_name"), got {getattr(name, "__name__", name)!r}.'
             )
 
     def _check_base(self, name: str, decorated: Any) -> None:

@@ -13,7 +13,7 @@ from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from cepo.config.worker_schema import LoraConfig
+from cepo.config.worker_schema import ActorConfig, LoraConfig
 from cepo.errors import ConfigError, did_you_mean
 from cepo.hardware import drawing_devices
 from cepo.models import pretrained
@@ -52,6 +52,23 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
     if not lora.use_dora:
         fuse_adapters(wrapped)
     return wrapped
+
+
+def check_adapter_targets(config: ActorConfig) -> None:
+    """Checks the settings as `add_adapter` does, without reading weights."""
+    settings = config.model
+    names = target_names(settings.lora.target_modules)
+    if not names:
+        return
+    model: Any = pretrained.load_model(
+        settings.model_path,
+        dtype=pretrained.torch_dtype(config.fsdp.mp_param_dtype),
+        trust_remote_code=settings.trust_remote_code,
+        override_config=settings.override_config,
+        with_weights=False,
+    )
+    excluded = pretrained.excluded_from_adapter(settings.lora, model.config)
+    require_targets(model, names, excluded=excluded)
 
 
 def target_names(target_modules: str) -> list[str]:

@@ -157,9 +157,7 @@ def test_lines_hold_odd_separators_and_no_rest_of_a_longer_line(tmp_path: Path) 
     assert [row["text"] for row in read_objects(tmp_path / "lines.jsonl")] == [text, "next", "last"]
 
 
-def test_a_line_that_is_too_long_is_an_error_and_no_incomplete_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else all rows behind it would be left out without a word."""
     monkeypatch.setattr(safe_files, "LARGEST_LINE", 20)
     file = tmp_path / "lines.jsonl"
