@@ -35,7 +35,7 @@ _HOMES = {
     "push": "cepo.api",
     "train": None,
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name):
