@@ -100,7 +100,7 @@ def _own_name(source: str) -> str:
     path, split = split_source(source)
     suffix = "" if split is None else f"@{split}"
     name = f"{Path(path).stem}{suffix}"
-    return f"{source} (own)" if is_name(name) else name
+    return f"{name} (own)" if is_name(name) else name
 
 
 def graded_rows(

@@ -119,7 +119,7 @@ def test_the_same_command_gives_the_same_responses(
     assert main(["evaluate", *again, "out=again"]) == 2
     assert "--out again is not empty" in capsys.readouterr().err
     assert main(["compare", str(evaluation), "again"]) == 0
-    assert "+0.0 ± 0.0" in capsys.readouterr().out
+    assert "+0.0 points (95 % interval +0.0 to +0.0)" in capsys.readouterr().out
 
 
 @needs_samples
@@ -253,11 +253,11 @@ def test_own_data_and_benchmarks_are_graded_each_by_its_rules(
     assert main([*command, "algorithm.correct_threshold=5"]) == 0
     figures = json.loads((tmp_path / "out" / "evaluation.json").read_text())["benchmarks"]
     # The file is not MMMU's, whatever its name is.
-    assert [*figures] == ["mmmu.parquet", "mathvista", "logicvista"]
+    assert [*figures] == ["mmmu (own)", "mathvista", "logicvista"]
     assert {name: each["benchmark"] for name, each in figures.items()} == {name: name for name in figures} | {
-        "mmmu.parquet": None
+        "mmmu (own)": None
     }
-    assert figures["mmmu.parquet"]["accuracy"]["mean"] == 0.5
+    assert figures["mmmu (own)"]["accuracy"]["mean"] == 0.5
     assert figures["mathvista"]["num_problems"] == 2
     assert figures["mathvista"]["num_without_judge"] == 1
     assert figures["mathvista"]["by_category"]["grade"].keys() == {"college"}
@@ -308,7 +308,7 @@ def test_lmms_evals_protocol_is_asked_and_judged(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("data=mathvist:rows.parquet",), "Did you mean 'mathvista'"),
-        (("data=mathvista",), "a benchmark without data"),
+        (("data=mathvista",), "no data; give mathvista:SOURCE"),
         (("data=mathvista:no/such/file.parquet",), "not found ("),
         (("data=my/other", "judge=http://localhost/v1"), "both judge=ADDRESS"),
         (("data=my/other", "judge_model=m"), "both judge=ADDRESS"),
