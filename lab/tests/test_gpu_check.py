@@ -33,7 +33,7 @@ from lab.worlds.model import build_processor
 from lab.worlds.tokenizer import build_tokenizer
 from testing.shapes import SHAPES, full_length_tokenizer, model_config
 
-FIRST_PARTS = ["versions", *(["engine adapter"] if find_spec("vllm") else []), "two steps", "levers"]
+FIRST_PARTS = ["versions", *(["engine adapter"] if find_spec("vllm") else []), "packed rows", "two steps", "levers"]
 PARTS = [
     *FIRST_PARTS,
     "tests",
@@ -93,7 +93,7 @@ def test_on_a_cpu_all_parts_of_the_check_pass(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     log = (tmp_path / "out" / "log.txt").read_text(encoding="utf-8")
     assert re.findall(r"^-- (.*): exit code 0 ", log, re.MULTILINE) == PARTS
-    assert "2 passed" in log
+    assert "2 passed" in log  # of the part `tests`
     (mean,) = re.findall(r"bf16 sampled against scored in nats: mean, 99th, largest: [\[(]([^,]*),", log)
     assert 0 < float(mean) < 1e-2
     for name in ("2b", "small"):

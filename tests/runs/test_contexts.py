@@ -124,6 +124,7 @@ def test_an_answer_is_shown_whole_and_a_text_from_one_token_on(tiny_processing: 
         assert [shown_of("123456", missing, is_answer=is_answer) for missing in range(6)] == ["123456"] + [None] * 5
     size = len(tiny_processing.encode_text("x and more"))
     assert shown_of("x and more", size - 1, is_answer=False) == "x"
+    assert shown_of("x and more", size - 1, is_answer=True) is None
     assert {shown_of("x and more", missing, is_answer=False) for missing in range(size, size + 9)} == {None}
 
 
