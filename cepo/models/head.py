@@ -283,9 +283,13 @@ def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
     """
     if device.type != "cuda" or dtype not in KERNEL_TOLERANCE or find_spec("triton") is None:
         return False
-    from cepo.models import head_kernel
 
-    return kernel_agrees(device, dtype, head_kernel.log_probs_in_place)
+    def by_kernel(*arguments: Any, **options: Any) -> Tensor:
+        from cepo.models import head_kernel  # within the trial, since Triton may fail as it is loaded
+
+        return head_kernel.log_probs_in_place(*arguments, **options)
+
+    return kernel_agrees(device, dtype, by_kernel)
 
 
 def kernel_agrees(device: torch.device, dtype: torch.dtype, log_probs_by_kernel: Callable[..., Tensor]) -> bool:
