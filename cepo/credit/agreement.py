@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
@@ -64,21 +64,22 @@ def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Sc
         contexts = ContextBuilder(session.processing, method.teacher, max_context_length=config.data.max_prompt_length)
         teachers_groups = groups if method.needs_teacher(step=FIRST_STEP) else []
         plans[label] = make_plan(rollouts, teachers_groups, method, contexts, on_policy=off_policy, every_row=False)
-    distinct: dict[bool, dict[_RowContent, ScoringRow]] = {
-        True: {},
-        False: {},
-    }  # of the policy, and of a teacher of its own
+    by_policy: dict[_RowContent, ScoringRow] = {}
+    by_teacher: dict[_RowContent, ScoringRow] = {}  # with weights of its own
     for label, method in methods.items():
-        for row, is_policys in _rows_of(plans[label], method):
-            distinct[is_policys][_content_of(row)] = row
-    scores = {
-        True: _scores(distinct[True], session.backend.score),
-        False: _scores(distinct[False], session.backend.score_teacher),
-    }
+        for row in plans[label].student.values():
+            by_policy[_content_of(row)] = row
+        for row in _view_rows(plans[label]):
+            rows = by_policy if method.teacher.is_actor else by_teacher
+            rows[_content_of(row)] = row
+    policy_scores = _scores(by_policy, session.backend.score)
+    teacher_scores = _scores(by_teacher, session.backend.score_teacher)
     signals: list[MethodSignal] = []
     for label, method in methods.items():
-        rows = _rows_of(plans[label], method)
-        batch = scored_batch(plans[label], {row.name: scores[is_policys][_content_of(row)] for row, is_policys in rows})
+        scored = {row.name: policy_scores[_content_of(row)] for row in plans[label].student.values()}
+        scores = policy_scores if method.teacher.is_actor else teacher_scores
+        scored |= {row.name: scores[_content_of(row)] for row in _view_rows(plans[label])}
+        batch = scored_batch(plans[label], scored)
         signals.append(MethodSignal(label=label, batch=batch, signal=method.checked_signal(batch, step=FIRST_STEP)))
     return signals
 
@@ -92,13 +93,8 @@ def _content_of(row: ScoringRow) -> _RowContent:
     return row.context.token_ids, None if images is None else images.content_key, row.row
 
 
-def _rows_of(plan: ScoringPlan, method: Estimator) -> Iterator[tuple[ScoringRow, bool]]:
-    """Yields the rows of a method, and whether the policy's weights score them."""
-    for row in plan.student.values():
-        yield row, True
-    for view in plan.views:
-        for row in view.rows.values():
-            yield row, method.teacher.is_actor
+def _view_rows(plan: ScoringPlan) -> list[ScoringRow]:
+    return [row for view in plan.views for row in view.rows.values()]
 
 
 def _scores(
