@@ -153,11 +153,13 @@ def _published(path: Path) -> Iterator[TableRow]:
     """Yields the rows of a table from `ScoreTable.as_json`, or of one in the same format."""
     with damaged_as(path, "holds no table of `cepo compare --out FILE.json`"):
         for row in read_json(path, dict)["rows"]:
-            cells = {name: cell for name, cell in row.items() if isinstance(cell, Mapping) and name != _OLD_DIFFERENCE}
-            has_texts_alone = not cells and len(row) > 2  # differences
-            if not has_texts_alone:
-                values = {name: _cell(cell, 1.0) for name, cell in cells.items()}
-                yield TableRow(group=str(row["group"]), name=str(row["name"]), cells=values)
+            entries = {name: entry for name, entry in row.items() if name not in ("group", "name")}
+            figures = {name: entry for name, entry in entries.items() if isinstance(entry, Mapping)}
+            figures.pop(_OLD_DIFFERENCE, None)
+            has_differences_alone = entries and not figures  # which are texts
+            if not has_differences_alone:
+                cells = {name: _cell(figure, 1.0) for name, figure in figures.items()}
+                yield TableRow(group=str(row["group"]), name=str(row["name"]), cells=cells)
 
 
 def _evaluated(folder: Path) -> TableRow:

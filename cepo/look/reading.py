@@ -313,8 +313,10 @@ def _metrics_of(place: Path, form: Form) -> dict[str, dict[int, float]]:
     if form is not TRL:
         return {}
     run = folder.parent if folder.name == "completions" else folder
-    states = sorted(run.glob("checkpoint-*/trainer_state.json"), key=lambda file: _step_of(file.parent / "state"))
-    return trl_metrics(row for file in states[-1:] for row in _history(file))
+    checkpoints = sorted(run.glob("checkpoint-*/"), key=_step_of)
+    states = [folder / "trainer_state.json" for folder in checkpoints]
+    present = [state for state in states if state.is_file()]
+    return trl_metrics(_history(present[-1])) if present else {}
 
 
 def trl_metrics(history: Iterable[Fields]) -> dict[str, dict[int, float]]:

@@ -295,9 +295,7 @@ class _PlainDecoding:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         position_ids = positions[:, None]  # (B, 1)
         if self._three_axes:
-            position_ids = positions.expand(3, -1)[
-                :, :, None
-            ]  # (3, B, 1), since text has the same position on each axis
+            position_ids = position_ids.expand(3, -1, -1)  # (3, B, 1): text has the same position on each axis
         output = self._model(
             input_ids=tokens[:, None],
             attention_mask=self._mask,
