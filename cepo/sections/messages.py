@@ -115,7 +115,7 @@ def resolved(node: Tree, schema: Tree) -> Tree:
 
 
 def _main(node: Tree) -> Tree:
-    """Returns the main alternative of a setting: neither null nor a number that turns it off."""
+    """Returns the main alternative of a setting: neither null nor a single value."""
     for branch in node.get("anyOf", ()):
         if branch.get("type") != "null" and "const" not in branch:
             return branch
@@ -133,6 +133,8 @@ def accepted_type(node: Tree) -> str:
         words = f"a list, each entry {entry}"
     else:
         words = _PLAIN_TYPES.get(main.get("type", ""), "a mapping of keys to values")
+    for word in _constants(node, str):
+        words += f", or {word}"
     accepts_null = {"type": "null"} in node.get("anyOf", ())
     return f"{words} or null" if accepts_null else words
 
@@ -142,15 +144,16 @@ def accepted_range(node: Tree) -> str:
     main = _main(node)
     if main.get("type") == "array":
         return accepted_range(main["items"])
-    values_for_off: list[str] = []
-    for branch in node.get("anyOf", ()):
-        if "const" in branch:
-            values_for_off.append(f"{branch['const']} (off) or ")
     bounds: list[str] = []
     for bound, words in _BOUNDS.items():
         if bound in main:
             bounds.append(f"{words} {main[bound]:g}")
-    return "".join(values_for_off) + " and ".join(bounds)
+    return " or ".join([*_constants(node, int), " and ".join(bounds)])
+
+
+def _constants(node: Tree, kind: type[str] | type[int]) -> list[str]:
+    """Returns the single values of a kind that a setting accepts beside its main alternative, such as -1 or auto."""
+    return [str(branch["const"]) for branch in node.get("anyOf", ()) if isinstance(branch.get("const"), kind)]
 
 
 def shown(value: object) -> str:
