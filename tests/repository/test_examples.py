@@ -208,7 +208,7 @@ def test_a_token_that_the_image_explains_counts_more() -> None:
     plain = 0.5 / (math.sqrt(0.5) + 1e-6)
     found = build_estimator("visible").signal(batch, step=0).advantages
     torch.testing.assert_close(found, torch.tensor([[1.3 * plain], [-0.7 * plain]]))
-    never = build_estimator("visible", {"clip_radius": 0.0}).signal(batch, step=0).advantages
+    never = build_estimator("visible", {"weight": {"clip_radius": 0.0}}).signal(batch, step=0).advantages
     assert same_bits(never, build_estimator("grpo").signal(batch, step=0).advantages)
 
 
