@@ -30,7 +30,7 @@ from lab.studies.support.seeded_runs import is_done, train_once
 from lab.support.machine import ROOT, machine_record
 
 PAGE = ROOT / "lab" / "notes" / "real-model.md"
-PLANS = ("real_model", "real_model_repeated")
+PLANS = ("real_model", "real_model_repeated", "real_model_third")
 """The names of the plans."""
 
 
@@ -104,8 +104,8 @@ class Run:
             f"worker.actor.model.model_path={model}",
             f"algorithm.adv_estimator={self.arm.estimator}",
             f"trainer.max_steps={self.study.steps}",
-            f"trainer.val_freq={self.study.steps // 2}",
-            f"trainer.save_freq={self.study.steps // 4}",
+            "trainer.val_freq=12",
+            "trainer.save_freq=6",
             "trainer.save_limit=1",
         ]
         if self.arm.plugin is not None:
