@@ -23,10 +23,21 @@ import torch
 import yaml
 
 from cepo.report.drawing import save_figure
-from lab.studies.support.compared_runs import Record, by_name_and_seed, differences_table, figures_of, work_table
+from lab.studies.support.compared_runs import (
+    Record,
+    by_name_and_seed,
+    differences_table,
+    figures_of,
+    held_out_accuracy,
+    rollout_accuracy,
+    seed_table,
+    work_table,
+)
 from lab.studies.support.comparison_charts import comparison_charts
 from lab.studies.support.marked_tables import with_table
+from lab.studies.support.paired_test import compared
 from lab.studies.support.seeded_runs import is_done, train_once
+from lab.studies.support.study_statistics import BySeed, paired
 from lab.support.machine import ROOT, machine_record
 
 PAGE = ROOT / "lab" / "notes" / "real-model.md"
@@ -183,11 +194,29 @@ def all_records(study: Study, out: Path, results: Path) -> list[Record]:
 
 
 def tables_of(study: Study, records: Sequence[Record]) -> str:
-    """Returns the tables of all arms of the plan: accuracies with their differences, and work and time."""
+    """Returns the tables of all arms of the plan: accuracies with their differences, those of every seed, and work and time.
+
+    Of a plan with one comparison, its test comes first.
+    """
     by_arm = by_name_and_seed(records, kind="arm", names=list(study.arms))
     accuracies = differences_table(by_arm, kind="arm", baseline=study.baseline, num_planned=len(study.seeds))
-    work = work_table(by_arm, kind="arm")
-    return f"{accuracies}\n\n{work}"
+    held_out = seed_table(by_arm, held_out_accuracy, kind="held out %", seeds=study.seeds)
+    parts = [accuracies, held_out, work_table(by_arm, kind="arm")]
+    others = [arm for arm in study.arms if arm != study.baseline]
+    if len(others) == 1:
+        parts.insert(
+            0, line_of_the_test(by_arm[study.baseline], by_arm[others[0]], f"{others[0]} minus {study.baseline}")
+        )
+    return "\n\n".join(parts)
+
+
+def line_of_the_test(baseline: BySeed, chosen: BySeed, title: str) -> str:
+    """Returns the differences of both measures, as lines of a list."""
+    lines: list[str] = []
+    for name, measure in (("all rollouts", rollout_accuracy), ("held out at the end", held_out_accuracy)):
+        found = compared(paired(baseline, chosen, measure))
+        lines.append(f"- {title}, {name}: {'not run' if found is None else found.text}")
+    return "\n".join(lines)
 
 
 def write_records(study: Study, out: Path, results: Path, page: Path, chart: Path) -> None:

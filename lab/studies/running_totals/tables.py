@@ -6,17 +6,17 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cepo.report.drawing import save_figure
 from lab.studies.running_totals.gates import bounds_of, verdicts
 from lab.studies.running_totals.study import Plan, all_records
-from lab.studies.support.compared_runs import Record, by_name_and_seed, rollout_accuracy, work_table
+from lab.studies.support.compared_runs import Record, by_name_and_seed, rollout_accuracy, seed_table, work_table
 from lab.studies.support.comparison_charts import comparison_charts
 from lab.studies.support.marked_tables import with_table
-from lab.studies.support.study_statistics import BySeed, cell, p_text, p_value, paired, tail
+from lab.studies.support.paired_test import compared
+from lab.studies.support.study_statistics import BySeed, cell, paired
 from lab.support.machine import ROOT
 from lab.support.tables import table
 
@@ -61,63 +61,6 @@ def accuracy_table(plan: Plan, by_arm: ByArm) -> str:
     return table(head, rows)
 
 
-def seed_table(plan: Plan, by_arm: ByArm, measure: Measure) -> str:
-    """Returns a Markdown table with a measure of every run, in percent."""
-    seeds = sorted({seed for arm in plan.arms.values() for seed in arm.seeds})
-    rows: list[list[str]] = []
-    for name, of_seeds in by_arm.items():
-        row = [name]
-        for seed in seeds:
-            row.append(f"{100 * measure(of_seeds[seed]):.1f}" if seed in of_seeds else "")
-        rows.append(row)
-    return table(["arm", *[f"seed {seed}" for seed in seeds]], rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Paired differences in points: their number, mean, standard error, 95 % interval and two-sided p."""
-
-    number: int
-    mean: float
-    error: float
-    low: float
-    high: float
-    p: float | None
-
-    @property
-    def text(self) -> str:
-        """The comparison in words."""
-        p = "" if self.p is None else f", p {p_text(self.p)}"
-        return (
-            f"{self.mean:+.1f} ± {self.error:.1f} points, 95 % {self.low:+.1f} to {self.high:+.1f}, n {self.number}{p}"
-        )
-
-
-def compared(differences: Sequence[float]) -> Comparison | None:
-    """Compares shares by a t test of their paired differences; None for fewer than two."""
-    if len(differences) < 2:
-        return None
-    points = [100 * difference for difference in differences]
-    mean = statistics.fmean(points)
-    error = statistics.stdev(points) / math.sqrt(len(points))
-    reach = error * quantile(len(points) - 1)
-    return Comparison(
-        number=len(points), mean=mean, error=error, low=mean - reach, high=mean + reach, p=p_value(differences)
-    )
-
-
-def quantile(freedom: int, *, outside: float = 0.05) -> float:
-    """Returns the t beyond which, on both sides, this share of Student's distribution lies."""
-    low, high = 0.0, 1000.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if tail(middle, freedom) > outside:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
 def interaction(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
     """Returns the mean of the first differences minus that of the second, and its standard error, in points."""
     if len(first) < 2 or len(second) < 2:
@@ -150,10 +93,11 @@ def lines_of_the_test(plan: Plan, by_arm: ByArm) -> list[str]:
 def tables_of(plan: Plan, records: Sequence[Record]) -> str:
     """Returns all tables of the page."""
     by_arm = by_name_and_seed(records, kind="arm", names=list(plan.arms))
+    seeds = sorted({seed for arm in plan.arms.values() for seed in arm.seeds})
     parts = [
         "\n".join(lines_of_the_test(plan, by_arm)),
         accuracy_table(plan, by_arm),
-        seed_table(plan, by_arm, rollout_accuracy),
+        seed_table(by_arm, rollout_accuracy, kind="arm", seeds=seeds),
         work_table({name: of_seeds for name, of_seeds in by_arm.items() if of_seeds}, kind="arm"),
     ]
     return "\n\n".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,19 @@ def differences_table(
             else:
                 row += [cell(differences[name], signed=True), p_of_name[name]]
     return table(head, rows)
+
+
+def seed_table(
+    by_name: Mapping[str, BySeed], measure: Callable[[Record], float], *, kind: str, seeds: Sequence[int]
+) -> str:
+    """Returns a Markdown table with a measure of every run, in percent."""
+    rows: list[list[str]] = []
+    for name, of_seeds in by_name.items():
+        row = [name]
+        for seed in seeds:
+            row.append(f"{100 * measure(of_seeds[seed]):.1f}" if seed in of_seeds else "")
+        rows.append(row)
+    return table([kind, *[f"seed {seed}" for seed in seeds]], rows)
 
 
 def names_in(records: Sequence[Mapping[str, Any]], kind: str) -> list[str]:

@@ -64,13 +64,14 @@ def test_differences_are_paired_by_seed() -> None:
         for arm, accuracies in {"grpo": (0.3, 0.5), "cepo": (0.4, 0.7)}.items()
         for seed, accuracy in zip((1, 2), accuracies, strict=True)
     ]
-    accuracies, _ = tables_of(STUDY, records).split("\n\n")
+    accuracies, of_seeds, _ = tables_of(STUDY, records).split("\n\n")
     lines = accuracies.splitlines()
     [cepo_line] = [line for line in lines if line.startswith("| cepo |")]
     cells = [text.strip() for text in cepo_line.strip("|").split("|")]
     assert cells[:5] == ["cepo", "2 of 5", "55.0 ± 15.0", "+15.0 ± 5.0", "0.205"]
     [rlsd_line] = [line for line in lines if line.startswith("| rlsd |")]
     assert "not run" in rlsd_line
+    assert "| grpo | 30.0 | 50.0 |" in of_seeds
 
 
 def test_times_are_those_until_three_steps_are_half_right() -> None:

@@ -16,6 +16,7 @@ from lab.studies.running_totals.gates import Bound, Tokens, bounds_of, robust_de
 from lab.studies.running_totals.study import World, planned, read_plan, run_all
 from lab.studies.support.compared_runs import Record, by_name_and_seed
 from lab.studies.support.marked_tables import END, start_mark
+from lab.studies.support.paired_test import compared, quantile
 
 PLAN = read_plan()
 
@@ -70,17 +71,17 @@ def test_recorded_and_finished_runs_are_not_trained(tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize(("freedom", "expected"), [(1, 12.706), (7, 2.365), (11, 2.201)])
 def test_quantiles_are_those_of_tables(freedom: int, expected: float) -> None:
-    assert tables.quantile(freedom) == pytest.approx(expected, abs=2e-3)
+    assert quantile(freedom) == pytest.approx(expected, abs=2e-3)
 
 
 def test_a_comparison_by_hand() -> None:
     """Differences of 2, 4 and 6 points: mean 4, deviation 2, error 1.155, interval 4.303 errors to each side."""
-    found = tables.compared([0.02, 0.04, 0.06])
+    found = compared([0.02, 0.04, 0.06])
     assert found is not None
     assert (found.mean, found.error) == pytest.approx((4.0, 1.1547), abs=1e-3)
     assert (found.low, found.high) == pytest.approx((4 - 4.969, 4 + 4.969), abs=5e-3)
     assert found.p == pytest.approx(0.0742, abs=1e-3)
-    assert tables.compared([0.02]) is None
+    assert compared([0.02]) is None
 
 
 def test_the_interaction_by_hand() -> None:
