@@ -8,7 +8,7 @@ from itertools import dropwhile
 from typing import Literal
 
 from cepo.answers.boxes import last_marked_answer
-from cepo.answers.choices import chosen, letters_of_truth
+from cepo.answers.choices import chosen, letters_of_truth, names_another_option
 from cepo.answers.datetimes import date_of, time_of
 from cepo.answers.literals import range_of
 from cepo.answers.numbers import value_of
@@ -66,6 +66,7 @@ _BEFORE_A_NUMBER = re.compile(
 )
 _END_OF_ANSWER = re.compile(
     r"[.?](?=\s+[A-Z(*\"“]|\s*\Z)|!(?=\s+[A-Z])|[。！？；，]|[;:](?=\s+[A-Za-z])"
+    r"|:(?=\s+\d+\s+(?:in|on|from)\s+the\s+(?!simplest|lowest|form|ratio))"
     r"|,(?=\s+(?:(?!and\b|or\b|[^\s=]+\s*=)[A-Za-z(]|and\s+(?:not|it|this|that|so|there)\b))"
     r"|\s+(?=(?:because|since|which|that|as|when|where|while|due|so|according|and\s+not|but|not)\s)"
     r"|\s+(?=(?:in|on|at|for|from)\s+[a-z]{2}|for\s+\d|of\s+(?:the|all|them|these|those|its|people)\b|(?:in|of)\s+(?:19|20)\d\d\b)"
@@ -78,6 +79,11 @@ _END_OF_SENTENCE = re.compile(
 )
 _MOST_ENDS = 8
 _EMPHASIS = re.compile(r"\*\*(?![\d(])|(?<![\d)])\*\*|__")
+_END_OF_BOLD = re.compile(
+    r"\A(?P<stated>[^*\n]*[^*\s.:])\.?\*\*\s+"
+    r"(?=[A-Za-z\"“])(?!(?:and|or|not|but|is|isn't|was|were|would|can|could|cannot|may|might|must|should|seems|has)\b)"
+)
+"""The end of a bold statement before prose that does not go on about it, as `is wrong` does."""
 _LETTERS_ALONE = re.compile(r"[\s*_]*\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*[\s.*_:]*")
 _BOLD_LETTER = re.compile(r"(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
 _LETTER_BEFORE_ITS_TEXT = re.compile(r"\A\W*[A-J]\W+(?=\w)")
@@ -158,6 +164,8 @@ def _stated_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]) -
         right_option = _OPTION_IS_RIGHT.match(text, start)
         if right_option is not None and right_option.end() == end:
             behind = f"{right_option['letter']}\n{behind}"
+        if text[:start].endswith("**") and "**" not in text[start:end]:
+            behind = _END_OF_BOLD.sub(r"\g<stated>. ", behind, count=1)  # `**Answer: C** The graph falls.`
         line, _, _ = behind.partition("\n")
         is_denied = _NO_STATEMENT.match(line) is not None
         replacing = _replacing_answer(line if is_denied else behind, kind, choices, None if is_denied else line)
@@ -226,6 +234,8 @@ def _replacing_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]
 
 def _without_prose(line: str, kind: AnswerKind | None, choices: Sequence[str]) -> str:
     """Returns the answer with which a line begins: a number, an option, or a sentence."""
+    if kind == "choice" and names_another_option(line, choices):
+        return line
     if kind in ("numeric", "choice"):
         ends = [match.start() for match in _END_OF_ANSWER.finditer(line)]
         beginnings = [line[:end].strip() for end in ends[:_MOST_ENDS]]
