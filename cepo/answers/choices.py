@@ -34,7 +34,7 @@ _LETTERS_ALONE = re.compile(rf"{_LETTER}(?:(?:\s*[,;&/和]\s*|\s+)(?:(?:and|AND)
 _LETTERS_TOGETHER = re.compile(r"[A-J]{2,}")
 _LISTED_LETTERS = re.compile(r"\(?[A-J]\)?(?:(?:\s*[,;]\s*|\s+)(?:and\s+)?\(?[A-J]\)?)+\.?")
 _LETTER_BEFORE_TEXT = re.compile(
-    r"(?:[(\[](?P<enclosed>[A-Ja-j])[)\]][.:]?|(?P<closed>[A-Ja-j])\)[.:]?|(?P<pointed>[A-J])[\].:]|(?P<dashed>[A-J])\s+[-–—])\s*\S"
+    r"(?:[(\[](?P<enclosed>[A-Ja-j])[)\]][.:]?|(?P<closed>[A-Ja-j])\)[.:]?|(?P<pointed>[A-J])[\].:]|(?P<dashed>[A-J])\s+[-–—])\s*(?!(?:or|and|nor)\b)\S"
 )
 _LETTER_BEFORE_A_REASON = re.compile(
     r"([A-J])\s?,?\s+(?:because|since|due\s+to)\s|([A-J])\s?,\s+(?:which|namely|not|i\.\s?e\.)\s"

@@ -202,7 +202,7 @@ def test_references_have_one_entry_per_rollout_and_view(name: str) -> None:
 
 
 @every_method
-def test_a_method_says_whether_it_masks_images_or_reads_other_prompts(name: str) -> None:
+def test_a_method_declares_masked_images_and_other_prompts(name: str) -> None:
     """TRL and verl have no teachers for either, and refuse a method by what it says."""
     estimator = build_estimator(name)
     mixed_group = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "40"), rollout(2, 0.0, None))

@@ -20,7 +20,7 @@ def test_without_4_bits_there_are_no_settings() -> None:
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("is_double", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_each_setting_reaches_bitsandbytes_and_returns_from_the_file(
+def test_each_setting_reaches_bitsandbytes_and_the_file(
     kind: Literal["nf4", "fp4"], is_double: bool, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """A base of other scales has other weights, on which the adapter was not trained."""
