@@ -8,7 +8,7 @@ from itertools import dropwhile
 from typing import Literal
 
 from cepo.answers.boxes import last_marked_answer
-from cepo.answers.choices import chosen, letters_of_truth, names_another_option
+from cepo.answers.choices import LETTERS, chosen, letters_of_truth, names_another_option
 from cepo.answers.datetimes import date_of, time_of
 from cepo.answers.literals import range_of
 from cepo.answers.numbers import value_of
@@ -26,7 +26,7 @@ _CUE = re.compile(
     r"|\bi\s+(?:would\s+)?(?:choose|select|pick|go\s+with)\s+(?:option\s+)?(?=[*(]*[A-J]\b)"
     r"|答案】?(?:应该?)?(?:是|为)?\s*[:：]?\s*"
     r"|(?<!不)选(?:择|项)?(?:是|为)?\s*[:：]?\s*(?=[(（]?[A-J](?![A-Za-z]))"
-    r"|(?:\bwhich|\bit|\bthis|\bthat)\s+(?:is|corresponds\s+to|matches)\s+(?:option|choice)\s+(?=[*(]*[A-J][)*.\s]*\Z)"
+    r"|(?:\bwhich|\bit|\bthis|\bthat|\b(?:best|closest)\s+(?:match|fit))\s+(?:is|corresponds\s+to|matches)\s+(?:option|choice)\s+(?=[*(]*[A-J][)*.\s]*\Z)"
     r"|答\s*[:：]\s*(?:[^，。；：\n\d不]{0,20}[是为有](?=\s*[-\d\\$¥]))?",
     re.IGNORECASE,
 )
@@ -305,7 +305,7 @@ def _answer_in_a_line(text: str, kind: AnswerKind | None, choices: Sequence[str]
         return _sentence_with_yes_or_no(text, last_line)
     if kind == "choice":
         if chosen(last_line, choices):
-            return last_line
+            return None if _ends_a_list(lines, choices) else last_line
         is_alone = _is_choice_alone(first_line, others, choices)
         return _unless_taken_back(first_line, behind_first_line, kind, choices) if is_alone else None
     if is_number(last_line):
@@ -346,6 +346,17 @@ def _is_choice_alone(line: str, others: Sequence[str], choices: Sequence[str]) -
     text = _LETTER_BEFORE_ITS_TEXT.sub("", _EMPHASIS.sub("", line))
     is_option = _BOLD_LETTER.match(line) is not None or (choices and chosen(text, choices) == letters)
     return bool(letters and is_option) and not any(_names_option(other, choices) for other in others)
+
+
+def _ends_a_list(lines: Sequence[str], choices: Sequence[str]) -> bool:
+    """Returns whether the last two lines are neighbouring options with their texts, as where a response repeats them all."""
+    if len(lines) < 2 or _LETTERS_ALONE.fullmatch(lines[-1]):
+        return False
+    letters = [chosen(line, choices) for line in lines[-2:]]
+    if any(len(named) != 1 for named in letters):
+        return False
+    before, last = [LETTERS.index(*named) for named in letters]
+    return last == before + 1
 
 
 def _names_option(line: str, choices: Sequence[str]) -> bool:
