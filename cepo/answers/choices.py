@@ -34,22 +34,26 @@ _LETTERS_ALONE = re.compile(rf"{_LETTER}(?:(?:\s*[,;&/和]\s*|\s+)(?:(?:and|AND)
 _LETTERS_TOGETHER = re.compile(r"[A-J]{2,}")
 _LISTED_LETTERS = re.compile(r"\(?[A-J]\)?(?:(?:\s*[,;]\s*|\s+)(?:and\s+)?\(?[A-J]\)?)+\.?")
 _LETTER_BEFORE_TEXT = re.compile(
-    r"(?:[(\[](?P<enclosed>[A-Ja-j])[)\]][.:]?|(?P<closed>[A-Ja-j])\)[.:]?|(?P<pointed>[A-J])[\].:]|(?P<dashed>[A-J])\s+[-–—])\s*\S"
+    r"(?:[(\[](?P<enclosed>[A-Ja-j])[)\]][.:]?|(?P<closed>[A-Ja-j])\)[.:]?|(?P<pointed>[A-J])[\].:]|(?P<dashed>[A-J])\s+[-–—])\s*(?!(?:or|and|nor)\b)\S"
 )
 _LETTER_BEFORE_A_REASON = re.compile(
     r"([A-J])\s?,?\s+(?:because|since|due\s+to)\s|([A-J])\s?,\s+(?:which|namely|not|i\.\s?e\.)\s"
     r"|([A-J])\s+is\s+(?:the\s+)?(?:correct|right|best)\b|([A-J])\s*(?:,\s*(?:因为|由于)|是?正确|选?项)"
 )
 _BOLD_LETTER = re.compile(
-    r"\s*(?:\*\*|\\textbf\{)\s*\(?([A-J])\)?\s*(?:\*\*|\})\s*"
+    r"\s*(?:\*\*|\\textbf\{)\s*\(?(?P<letter>[A-J])\)?\s*(?:\*\*|\})\s*"
     r"(?::|is\s(?!(?:false|too|excluded|impossible|unlikely)\b))"
 )
 """`**B**: 14 cm` and `**B** is what the graph shows`, but not `**B** is wrong` or `**B** can be excluded`."""
-_LETTER_BEHIND_TEXT = re.compile(r"[^()]*[^()\s]\s+\(([A-J])\)[.\s]*")
+_LETTER_BEHIND_TEXT = re.compile(r"(?P<text>[^()]*[^()\s])\s+\((?P<letter>[A-J])\)[.\s]*")
 """`43.5 million (A)`"""
 _NEGATION = re.compile(r"\b(?:not|neither|nor|no|except|wrong|incorrect)\b|n't\b|不", re.IGNORECASE)
 _LETTER_BEFORE_A_COMMA = re.compile(r"^\s*([A-J])、")
 """Chinese texts write `A、14` for `A. 14`; elsewhere this comma separates the parts of a list."""
+_BEHIND_A_LETTER = re.compile(
+    r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])[)\]}*]*(?:\s*[.:、]|\s[-–—]\s)?[)\]}*\s]*(?P<text>.*)", re.DOTALL
+)
+_END_OF_CLAUSE = re.compile(r"[.,;:](?=\s|\Z)|\s\(|\n")
 _SINGLE_LETTER = re.compile(r"(?<![A-Za-z])[A-Ja-j](?![A-Za-z])")
 _SPACE_IN_BRACKETS = re.compile(r"(?<=[(\[]) | (?=[)\]])")
 _ENCLOSED_LETTER_OF_TRUTH = re.compile(r"\(([A-J])\)\s*[^\s,;]")
@@ -90,12 +94,34 @@ def chosen(text: str, choices: Sequence[str] = ()) -> frozenset[str]:
     letter with its text (`B. blue`, `(B) blue`, `b) blue`, `B - blue`, `blue (B)`) or its reason (`B, because it is
     blue`, `**B** is blue`), each also after words such as `The answer is`, `Option`, `故选:`, and the text of exactly one
     option, compared in normal form and ignoring case. A capital letter takes precedence over an option whose text is that
-    letter; a small letter does not.
+    letter; a small letter does not. A letter with the text of another option names none.
 
     Args:
         text: the answer of a response, such as `final_answer` finds.
         choices: the options' texts in the order of their letters; without them, all letters from A to J are allowed.
     """
+    return frozenset() if names_another_option(text, choices) else _named_letters(text, choices)
+
+
+def names_another_option(text: str, choices: Sequence[str]) -> bool:
+    """Returns whether beside the only letter of an answer stands the text of another option: `A. blue` where B is blue."""
+    letters = _named_letters(text, choices)
+    if len(letters) != 1 or not choices:
+        return False
+    options_beside: set[str] = set()
+    for spelling in (text, _without_markup(plain_characters(text))):
+        before = _LETTER_BEHIND_TEXT.fullmatch(spelling)
+        behind = _BEHIND_A_LETTER.search(spelling)
+        for match in (before, behind):
+            if match is not None:
+                clause, *_ = _END_OF_CLAUSE.split(match["text"], maxsplit=1)
+                options_beside |= _letters_of_same_text(match["text"], choices)
+                options_beside |= _letters_of_same_text(clause, choices)
+    return bool(options_beside) and not letters & options_beside
+
+
+def _named_letters(text: str, choices: Sequence[str]) -> frozenset[str]:
+    """Returns the letters that an answer names, whatever the text beside them."""
     known_letters = set(LETTERS[: len(choices)] or LETTERS)
     same_text = _letters_of_same_text(text, choices)
     _, _, text_behind_comma = text.partition("、")
@@ -111,9 +137,9 @@ def chosen(text: str, choices: Sequence[str] = ()) -> frozenset[str]:
     if len(same_text) == 1:
         return same_text
     marked = _BOLD_LETTER.match(text) or _LETTER_BEHIND_TEXT.fullmatch(plain)
-    if marked is None or marked[1] not in known_letters or _NEGATION.search(plain):
+    if marked is None or marked["letter"] not in known_letters or _NEGATION.search(plain):
         return frozenset()
-    return frozenset(marked[1])
+    return frozenset(marked["letter"])
 
 
 def _without_markup(text: str) -> str:

@@ -8,7 +8,7 @@ from itertools import dropwhile
 from typing import Literal
 
 from cepo.answers.boxes import last_marked_answer
-from cepo.answers.choices import chosen, letters_of_truth
+from cepo.answers.choices import LETTERS, chosen, letters_of_truth, names_another_option
 from cepo.answers.datetimes import date_of, time_of
 from cepo.answers.literals import range_of
 from cepo.answers.numbers import value_of
@@ -22,10 +22,11 @@ _CUE = re.compile(
     r"(?:\bis(?:\b|(?=n't\b))|\bare\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)[\s*_:]*"
     r"|\bfinal\s+answer[\s*_#:]*\n[\s*_]*"
     r"|\b(?:correct|right|best)\s+(?:option|choice)[\s*_]*(?:\bis\b|:)[\s*_:]*"
+    r"|\b(?:correct|right)\s+(?:value|number|result)\s+is\s+(?=[-+$€£¥\\\d*])"
     r"|\bi\s+(?:would\s+)?(?:choose|select|pick|go\s+with)\s+(?:option\s+)?(?=[*(]*[A-J]\b)"
     r"|答案】?(?:应该?)?(?:是|为)?\s*[:：]?\s*"
     r"|(?<!不)选(?:择|项)?(?:是|为)?\s*[:：]?\s*(?=[(（]?[A-J](?![A-Za-z]))"
-    r"|(?:\bwhich|\bit|\bthis|\bthat)\s+(?:is|corresponds\s+to|matches)\s+(?:option|choice)\s+(?=[*(]*[A-J][)*.\s]*\Z)"
+    r"|(?:\bwhich|\bit|\bthis|\bthat|\b(?:best|closest)\s+(?:match|fit))\s+(?:is|corresponds\s+to|matches)\s+(?:option|choice)\s+(?=[*(]*[A-J][)*.\s]*\Z)"
     r"|答\s*[:：]\s*(?:[^，。；：\n\d不]{0,20}[是为有](?=\s*[-\d\\$¥]))?",
     re.IGNORECASE,
 )
@@ -42,6 +43,17 @@ _NO_STATEMENT = re.compile(
     re.IGNORECASE,
 )
 """What follows the words where they state no answer: `I hope the answer is correct`."""
+_SUPPOSED = re.compile(r"\b(?:if|whether|suppose|supposing|assume|assuming)\s+(?:that\s+)?\Z", re.IGNORECASE)
+_SAID_TO_BE_WRONG = re.compile(
+    r"(?:[^.;!?\n]|\.(?=\d)){1,80}[.;,!]\s+(?:however|but),?\s+(?:that|this|it)(?:\s+is|'s)\s+"
+    r"(?:wrong|incorrect|not\s+(?:right|correct))\b",
+    re.IGNORECASE,
+)
+_OPTION_BESIDE = re.compile(
+    r"[,;(]?\s*(?:(?:i\.e\.,?|which\s+(?:is|corresponds\s+to|matches)|that\s+is,?|so)\s+)?(?:the\s+)?(?:option|choice)\s+"
+    r"\(?(?P<letter>[A-J])\b(?!\s+(?:is|was|says|would)\b)"
+)
+"""`(option C)` or `i.e. option C` behind the text of an option."""
 _TAKEN_BACK = re.compile(
     r"(?:[.,;:!?…，。；！？\n]|\s[-–—])\s*(?:no|wait|sorry|oops|hmm+|actually|correction|不对|错了|等等|等一下|更正)\b"
     r"(?:[,.:!–—，。：！]|\s+(?:no|wait|sorry|actually)\b|(?=\s+(?:it|that|this)\b))+[^\S\n]*"
@@ -66,25 +78,35 @@ _BEFORE_A_NUMBER = re.compile(
 )
 _END_OF_ANSWER = re.compile(
     r"[.?](?=\s+[A-Z(*\"“]|\s*\Z)|!(?=\s+[A-Z])|[。！？；，]|[;:](?=\s+[A-Za-z])"
+    r"|:(?=\s+\d+\s+(?:in|on|from)\s+the\s+(?!simplest|lowest|form|ratio))"
     r"|,(?=\s+(?:(?!and\b|or\b|[^\s=]+\s*=)[A-Za-z(]|and\s+(?:not|it|this|that|so|there)\b))"
     r"|\s+(?=(?:because|since|which|that|as|when|where|while|due|so|according|and\s+not|but|not)\s)"
+    r"|\s+(?=(?:are|were)\s+(?:left|remaining|needed|shown)\b|remain\b|times\s+(?:larger|more|greater|as)\b)"
     r"|\s+(?=(?:in|on|at|for|from)\s+[a-z]{2}|for\s+\d|of\s+(?:the|all|them|these|those|its|people)\b|(?:in|of)\s+(?:19|20)\d\d\b)"
     r"|\s+(?=[(（])|\s+[-–—]\s+(?=[A-Za-z])"
 )
 """Where a stated number or option may end and prose may begin."""
 _END_OF_SENTENCE = re.compile(
     r"(?<=[A-Za-z]{3})(?<!Mrs)(?<!Inc)(?<!Ltd)[.!?](?=\s+[A-Z])|(?<=[\d)$%\]}])[.!?](?=\s+[A-Z])|。"
-    r"|,?\s+(?:because|since)\s|,\s+(?:which|as)\s"
+    r"|,?\s+(?:because|since)\s|,\s+(?:which|as)\s|,\s+(?:with|at)\s+(?=[$€£¥]?\d)"
 )
 _MOST_ENDS = 8
+_LONGEST_SUPPOSITION = 20
 _EMPHASIS = re.compile(r"\*\*(?![\d(])|(?<![\d)])\*\*|__")
+_END_OF_BOLD = re.compile(
+    r"\A(?P<stated>[^*\n]*[^*\s.:])\.?\*\*\s+"
+    r"(?=[A-Za-z\"“])(?!(?:and|or|not|but|is|isn't|was|were|would|can|could|cannot|may|might|must|should|seems|has)\b)"
+)
+"""The end of a bold statement before prose that does not go on about it, as `is wrong` does."""
 _LETTERS_ALONE = re.compile(r"[\s*_]*\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*[\s.*_:]*")
 _BOLD_LETTER = re.compile(r"(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
 _LETTER_BEFORE_ITS_TEXT = re.compile(r"\A\W*[A-J]\W+(?=\w)")
 _NUMBERED_LINE = re.compile(r"\s*\d[.)]\s")
 _YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE)
 _BOTH = r"\s*(?:or|and|/)\s*"
-_YES_OR_NO = re.compile(rf"\byes{_BOTH}no\b|\bno{_BOTH}yes\b", re.IGNORECASE)
+_YES_OR_NO = re.compile(
+    rf"\byes{_BOTH}no\b|\bno{_BOTH}yes\b|\b(?:not|cannot\s+be|can't\s+be|isn't)\s+(?:yes|no)\b", re.IGNORECASE
+)
 _FIRST_WORD = re.compile(
     r"[\s*_\"“(]*(?:(?:so|thus|therefore|hence|wait|actually)\s*,?\s+)?(?P<word>yes|no)\b(?P<end>\W*\Z|\s*[,;:–—])?",
     re.IGNORECASE,
@@ -155,10 +177,17 @@ def _stated_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]) -
     following_start = len(text)
     for start, end in reversed(statements):
         behind = text[end:following_start]
+        if _SUPPOSED.search(text[max(0, start - _LONGEST_SUPPOSITION) : start]):
+            following_start = start
+            continue
         right_option = _OPTION_IS_RIGHT.match(text, start)
         if right_option is not None and right_option.end() == end:
             behind = f"{right_option['letter']}\n{behind}"
+        if text.endswith("**", 0, start) and "**" not in text[start:end]:
+            behind = _END_OF_BOLD.sub(r"\g<stated>. ", behind, count=1)  # `**Answer: C** The graph falls.`
         line, _, _ = behind.partition("\n")
+        if _SAID_TO_BE_WRONG.match(line):
+            return ""
         is_denied = _NO_STATEMENT.match(line) is not None
         replacing = _replacing_answer(line if is_denied else behind, kind, choices, None if is_denied else line)
         if replacing is not None:
@@ -226,18 +255,26 @@ def _replacing_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]
 
 def _without_prose(line: str, kind: AnswerKind | None, choices: Sequence[str]) -> str:
     """Returns the answer with which a line begins: a number, an option, or a sentence."""
+    if kind == "choice" and names_another_option(line, choices):
+        return line
     if kind in ("numeric", "choice"):
         ends = [match.start() for match in _END_OF_ANSWER.finditer(line)]
         beginnings = [line[:end].strip() for end in ends[:_MOST_ENDS]]
         beginnings = [*beginnings, line] if kind == "numeric" else [line, *beginnings]
         for beginning in beginnings:
             if _is_quantity(beginning) if kind == "numeric" else chosen(beginning, choices):
-                return beginning
+                return line if kind == "choice" and _has_other_option_beside(line, beginning, choices) else beginning
         return line
     if kind == "yes_no":
         return line
     sentence, *_ = _END_OF_SENTENCE.split(line, maxsplit=1)
     return sentence.strip() or line
+
+
+def _has_other_option_beside(line: str, answer: str, choices: Sequence[str]) -> bool:
+    """Returns whether a line goes on with the letter of another option, as in `4 (option C)` where 4 is B."""
+    beside = _OPTION_BESIDE.match(line[len(answer) :].strip())
+    return beside is not None and beside["letter"] not in chosen(answer, choices)
 
 
 def is_number(text: str) -> bool:
@@ -268,7 +305,7 @@ def _answer_in_a_line(text: str, kind: AnswerKind | None, choices: Sequence[str]
         return _sentence_with_yes_or_no(text, last_line)
     if kind == "choice":
         if chosen(last_line, choices):
-            return last_line
+            return None if _ends_a_list(lines, choices) else last_line
         is_alone = _is_choice_alone(first_line, others, choices)
         return _unless_taken_back(first_line, behind_first_line, kind, choices) if is_alone else None
     if is_number(last_line):
@@ -309,6 +346,17 @@ def _is_choice_alone(line: str, others: Sequence[str], choices: Sequence[str]) -
     text = _LETTER_BEFORE_ITS_TEXT.sub("", _EMPHASIS.sub("", line))
     is_option = _BOLD_LETTER.match(line) is not None or (choices and chosen(text, choices) == letters)
     return bool(letters and is_option) and not any(_names_option(other, choices) for other in others)
+
+
+def _ends_a_list(lines: Sequence[str], choices: Sequence[str]) -> bool:
+    """Returns whether the last two lines are neighbouring options with their texts, as where a response repeats them all."""
+    if len(lines) < 2 or _LETTERS_ALONE.fullmatch(lines[-1]):
+        return False
+    letters = [chosen(line, choices) for line in lines[-2:]]
+    if any(len(named) != 1 for named in letters):
+        return False
+    before, last = [LETTERS.index(*named) for named in letters]
+    return last == before + 1
 
 
 def _names_option(line: str, choices: Sequence[str]) -> bool:

@@ -64,7 +64,11 @@ def read_value(text: str) -> Any:
 
 
 def read_literal(text: str) -> Any:
-    """Returns the value of a JSON text, or of Python's `repr` of one; raises `DataError` for any other text."""
+    """Returns the value of a JSON text, or of Python's `repr` of one; raises `DataError` for any other text.
+
+    Byte order marks before it do not count.
+    """
+    text = text.lstrip("\ufeff")
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):

@@ -36,10 +36,12 @@ _CONTENT_KEYS = {
 """The keys that can hold the content of a part, by what it is."""
 _HINTS = ("type", "detail")
 """Keys of a part that say nothing about its content."""
-_WRITTEN = re.compile(r"""[\s\\]*\w*[\[({"']""")
-"""The beginning of a list, a mapping, a text or bytes as JSON or Python writes them."""
-_HAS_ROLE = re.compile(r"""["'](?:role|from)[\\"']+\s*:""")
-_HAS_CONTENT = re.compile(r"""["'](?:content|value|text)[\\"']+\s*:""")
+_WRITTEN = re.compile(r"""[\s\\\ufeff]*\w*[\[({"']""")
+"""The beginning of a list, a mapping, a text or bytes as JSON or Python writes them, behind a byte order mark too."""
+_QUOTE = r"""(?:["']|&(?:amp;)?(?:quot|apos|#34|#39|#x22|#x27);)"""
+"""A quotation mark, as it is or as HTML escapes it."""
+_HAS_ROLE = re.compile(rf"""{_QUOTE}(?:role|from)(?:\\|{_QUOTE})+\s*:""")
+_HAS_CONTENT = re.compile(rf"""{_QUOTE}(?:content|value|text)(?:\\|{_QUOTE})+\s*:""")
 _NOTHING = ("null", "None")
 
 

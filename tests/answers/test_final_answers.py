@@ -70,7 +70,7 @@ HOSTILE = [
     "<answer>", "</answer>", "<answer></answer", r"\boxed{", "{", "}", "\\", "answer is ", "answer:\n", " ", "^{", "</think>",
     "the ", "final answer\n", "option A is ", "**", "yes ", "答案", "选A",
     "answer is not A. it is B. ", "answer is A. No, it is 3 ", ". No, it is B", "answer is not ", " but ", "(A) red\n",
-    "no, wait, ",
+    "no, wait, ", "if the answer is 5. ", "**answer: A** x ", "4 (option C) ", "A. red ",
 ]  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from cepo.algorithms import available_estimators, build_config, build_estimator,
 from cepo.algorithms.registry import path_of
 from cepo.algorithms.teacher_contexts import possible_rows
 from cepo.errors import ConfigError
-from cepo.types import TokenBatch, TokenSignal
+from cepo.integrations.adapter import supported_estimator
+from cepo.types import ImageReference, PromptReference, TokenBatch, TokenSignal
 
 NAMES = available_estimators()
 REWARDS = [1.0, 0.0, 0.0, 1.0, 1.0, 0.1, 0.0, 0.1, 0.9, 0.9, 0.9, 0.9]
@@ -198,6 +199,25 @@ def test_references_have_one_entry_per_rollout_and_view(name: str) -> None:
     references = build_estimator(name).references(prompt_group)
     assert set(references) == set(build_estimator(name).views)
     assert {len(entries) for entries in references.values()} <= {3}
+
+
+@every_method
+def test_a_method_declares_masked_images_and_other_prompts(name: str) -> None:
+    """TRL and verl have no teachers for either, and refuse a method by what it says."""
+    estimator = build_estimator(name)
+    mixed_group = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "40"), rollout(2, 0.0, None))
+    chosen = [reference for entries in estimator.references(mixed_group).values() for reference in entries]
+    images = [reference for reference in chosen if isinstance(reference, ImageReference)]
+    masks_images = any(reference.masked is not None for reference in images)
+    reads_other_prompts = any(isinstance(reference, PromptReference) for reference in chosen)
+    assert estimator.masks_images is masks_images
+    assert estimator.reads_other_prompts is reads_other_prompts
+    if masks_images:
+        with pytest.raises(ConfigError, match=f"method {name} needs masked images, which TRL lacks"):
+            supported_estimator(name, None, "TRL")
+    if reads_other_prompts:
+        with pytest.raises(ConfigError, match=f"method {name} needs other problems' prompts, which TRL lacks"):
+            supported_estimator(name, None, "TRL")
 
 
 @every_method
