@@ -156,6 +156,22 @@ def test_a_discount_without_effect_is_noted_in_the_plan() -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "switch"),
+    [
+        ("algorithm.kl_coef=0.05", "algorithm.disable_kl=true"),
+        ("algorithm.use_kl_loss=true", "algorithm.disable_kl=true"),
+        ("algorithm.filter_low=0.2", "algorithm.online_filtering=false"),
+    ],
+)
+def test_what_another_setting_turns_off_is_noted(setting: str, switch: str) -> None:
+    """The shipped configurations train without a KL, in which its weight changes nothing."""
+    notes = check_config(load_config([BASE, switch, setting]))
+    assert f"note: {setting} has no effect: {switch}" in notes
+    turned_on = switch.replace("true", "false") if "kl" in switch else switch.replace("false", "true")
+    assert not [line for line in check_config(load_config([BASE, turned_on, setting])) if setting in line]
+
+
+@pytest.mark.parametrize(
     ("settings", "weights_above"),
     [
         (["torch_dtype=bf16"], "0.00051"),  # 1e-6 x 512: eight significant bits
