@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from cepo.algorithms.settings import SharedSettings
 from cepo.config.path_checks import require_data, require_file, require_folder, require_model
-from cepo.config.paths import MICROGEO_MODELS, PACKAGE_FOLDER, find_path, split_function, without_user
+from cepo.config.paths import MICROGEO_MODELS, PACKAGE_FOLDER, find_path, split_function, split_source, without_user
 from cepo.config.schema import AlgorithmConfig, RunConfig
 from cepo.config.worker_schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig, RewardConfig
 from cepo.errors import ConfigError, ForeignFileError
@@ -360,7 +360,7 @@ def _likely_mistakes(config: RunConfig) -> list[str]:
     """Returns values that are accepted and seldom meant: validation on training data, and images of few pixels."""
     data = config.data
     lines: list[str] = []
-    if data.val_files in data.train_sources:
+    if data.val_files is not None and any(_has_rows_of(source, data.val_files) for source in data.train_sources):
         lines.append(
             f"data.val_files={data.val_files} is trained on too, so its accuracy says nothing of other problems"
         )
@@ -371,6 +371,14 @@ def _likely_mistakes(config: RunConfig) -> list[str]:
             f"reduced to about {side} x {side}"
         )
     return lines
+
+
+def _has_rows_of(source: str, other: str) -> bool:
+    """Returns whether a data source is another one, or all of what the other is a slice of."""
+    path, split = split_source(source)
+    other_path, other_split = split_source(other)
+    whole_split = (other_split or "train").partition("[")[0]
+    return source == other or (path == other_path and (split or "train") == whole_split)
 
 
 def _settings_not_read(config: RunConfig) -> list[str]:

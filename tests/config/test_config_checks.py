@@ -292,6 +292,23 @@ def test_the_plan_notes_values_that_are_seldom_meant(argument: str, note: str) -
     assert not any(note in line for line in check_config(load_config([BASE])))
 
 
+@pytest.mark.parametrize(
+    ("trained_on", "validated_on", "is_noted"),
+    [
+        ("org/rows", "org/rows@train[-100:]", True),
+        ("org/rows@train,org/more", "org/rows@train[:10%]", True),
+        ("org/rows@train[:-100]", "org/rows@train[-100:]", False),
+        ("org/rows@train", "org/rows@test[:100]", False),
+        ("org/more", "org/rows@train[:100]", False),
+    ],
+)
+def test_a_validation_on_a_part_of_the_training_set_is_noted(
+    trained_on: str, validated_on: str, is_noted: bool
+) -> None:
+    config = load_config([BASE, f"data.train_files={trained_on}", f"data.val_files={validated_on}"])
+    assert any("is trained on too" in line for line in check_config(config)) == is_noted
+
+
 def test_weights_that_git_lfs_has_not_fetched_are_named(tmp_path: Path) -> None:
     """The header of such a file would be called too large."""
     (tmp_path / "config.json").write_text("{}")
