@@ -9,6 +9,9 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+_NEAR_STEM = 0.75
+"""How near the name of a file without its ending must be: of many files some are always a little alike."""
+
 
 class CepoError(Exception):
     """All errors that `cepo` raises on purpose derive from this class."""
@@ -70,6 +73,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns a sentence fragment with the nearest known spelling; empty if none is near."""
     nearest = nearest_name(name, known)
     return "" if nearest is None else f" Did you mean '{nearest}'?"
+
+
+def near_path(path: str | Path) -> str:
+    """Returns a sentence fragment with the path beside a missing one whose name is nearest; empty if none is near."""
+    missing = Path(path)
+    folder = missing.expanduser().parent
+    if not os.access(folder, os.R_OK) or not folder.is_dir():
+        return ""
+    likeliest_last = sorted(os.listdir(folder), key=lambda name: Path(name).suffix == missing.suffix)
+    names = {Path(name).stem: name for name in likeliest_last}
+    stem = nearest_name(missing.stem, names, cutoff=_NEAR_STEM)
+    return "" if stem is None else f" Did you mean '{missing.with_name(names[stem])}'?"
 
 
 def _folded(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from cepo.algorithms import settings
 from cepo.algorithms.base import BatchField, Estimator
-from cepo.errors import ConfigError
+from cepo.errors import ConfigError, near_path
 from cepo.files.trees import Fields, Tree
 from cepo.losses import available_losses
 from cepo.sections.reader import read_section
@@ -39,7 +39,7 @@ def load_plugin(path: str | Path) -> list[str]:
     if file in _plugins:
         return _plugins[file]
     if not file.is_file():
-        raise ConfigError(f"trainer.plugins: {path} is not a file; give the path of a Python file.")
+        raise ConfigError(f"trainer.plugins: {path} is not a file; give the path of a Python file.{near_path(path)}")
     spec = importlib.util.spec_from_file_location(f"cepo_plugin_{file.stem}_{abs(hash(str(file))):x}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -207,6 +207,9 @@ def quickstart(settings: Sequence[str]) -> int:
     from cepo.config import load_config
     from cepo.train import main
 
+    for setting in settings:
+        if setting.startswith("config="):
+            raise ConfigError(f"it has its own configuration; write cepo train {setting}")
     arguments = ["config=microgeo/quickstart", *settings]
     code = main(arguments)
     if code == 0:

@@ -68,6 +68,11 @@ def _what_is_right(word: str) -> str:
     """Returns what to write in place of a word that is no setting, of which a shell may have made several words."""
     if word.endswith((".yaml", ".yml")) or _CONFIG_NAME.fullmatch(word):
         return f"did you mean 'config={word}'?"
+    if word.startswith(("+", "~")):
+        return (
+            "every setting has a value, so none is added or removed as in Hydra. Write key=value without a sign; cepo help "
+            "SECTION has the defaults"
+        )
     return (
         "settings have the form a.b.c=value, with no space beside the equals sign, and with quotes around the whole setting "
         "if its value has spaces: trainer.max_steps=20 'trainer.logger=[console, wandb]'"

@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterable, Iterator
 
 from cepo.algorithms.settings import SharedSettings
 from cepo.config.path_checks import require_data, require_file, require_folder, require_model
-from cepo.config.paths import MICROGEO_MODELS, PACKAGE_FOLDER, find_path, split_function, without_user
-from cepo.config.schema import RunConfig
+from cepo.config.paths import MICROGEO_MODELS, PACKAGE_FOLDER, find_path, split_function, split_source, without_user
+from cepo.config.schema import AlgorithmConfig, RunConfig
 from cepo.config.worker_schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig, RewardConfig
 from cepo.errors import ConfigError, ForeignFileError
 from cepo.files.safe_files import hub_folder, read_json
 from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.run_folder.layout import last_checkpoint
+from cepo.sections.messages import written
 from cepo.sections.reader import default_tree
 
 SIGNIFICANT_BITS = {"bf16": 8, "fp16": 11, "fp32": 24}
 LEAST_PIXELS = 64 * 64
 """A limit on an image's pixels below this is likely meant as a side or as a number of tokens."""
+_OF_KL = ("use_kl_loss", "kl_penalty", "kl_coef", "kl_type", "kl_horizon", "kl_target")
+_OF_FILTERING = ("filter_key", "filter_low", "filter_high")
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
 
@@ -283,6 +286,8 @@ def _check_checkpoint(key: str, path: str) -> None:
     remedy = "give a folder global_step_<N>"
     if checkpoint is not None:
         remedy = f"its last one is {checkpoint}; give that"
+    elif (folder / "config.json").is_file():
+        remedy = "it is a model: give it as worker.actor.model.model_path"
     raise ConfigError(f"{key}={path} is not a complete checkpoint: it has no trainer_state.json; {remedy}.")
 
 
@@ -355,7 +360,7 @@ def _likely_mistakes(config: RunConfig) -> list[str]:
     """Returns values that are accepted and seldom meant: validation on training data, and images of few pixels."""
     data = config.data
     lines: list[str] = []
-    if data.val_files in data.train_sources:
+    if data.val_files is not None and any(_has_rows_of(source, data.val_files) for source in data.train_sources):
         lines.append(
             f"data.val_files={data.val_files} is trained on too, so its accuracy says nothing of other problems"
         )
@@ -368,16 +373,34 @@ def _likely_mistakes(config: RunConfig) -> list[str]:
     return lines
 
 
+def _has_rows_of(source: str, other: str) -> bool:
+    """Returns whether a data source is another one, or all of what the other is a slice of."""
+    path, split = split_source(source)
+    other_path, other_split = split_source(other)
+    whole_split = (other_split or "train").partition("[")[0]
+    return source == other or (path == other_path and (split or "train") == whole_split)
+
+
 def _settings_not_read(config: RunConfig) -> list[str]:
-    """Returns changed settings of `algorithm` that the chosen method does not read."""
-    method = config.algorithm.adv_estimator
-    defaults = dict(leaves(default_tree(SharedSettings)))
-    settings_of_method = dict(leaves(config.methods[method]))
+    """Returns changed settings of `algorithm` that the chosen method does not read, or that another setting turns off."""
+    algorithm = config.algorithm
+    method = algorithm.adv_estimator
+    defaults = dict(leaves(default_tree(AlgorithmConfig)))
+    of_methods = dict(leaves(default_tree(SharedSettings)))
+    of_this_method = dict(leaves(config.methods[method]))
     lines: list[str] = []
-    for key, value in leaves(dataclasses.asdict(config.algorithm)):
-        is_changed = key in defaults and value != defaults[key]
-        if is_changed and key not in settings_of_method:
-            lines.append(f"algorithm.{key}={value} has no effect: {method} does not read it")
+    for key, value in leaves(dataclasses.asdict(algorithm)):
+        if key not in defaults or value == defaults[key]:
+            continue
+        reason = None
+        if key in of_methods and key not in of_this_method:
+            reason = f"{method} does not read it"
+        elif key in _OF_KL and algorithm.disable_kl:
+            reason = "algorithm.disable_kl=true"
+        elif key in _OF_FILTERING and not algorithm.online_filtering:
+            reason = "algorithm.online_filtering=false"
+        if reason is not None:
+            lines.append(f"algorithm.{key}={written(value)} has no effect: {reason}")
     return lines
 
 

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from cepo.algorithms import available_estimators, estimator_class
 from cepo.algorithms.registry import METHODS
+from cepo.config.other_programs import translation_of
 from cepo.config.schema import RunSettings
 from cepo.errors import ConfigError, did_you_mean
 from cepo.sections.messages import accepted_range, accepted_type, leaves_of, written
@@ -85,7 +86,10 @@ def settings_in_words(name: str) -> str:
     if not described:
         sections = sorted({setting.key.rpartition(".")[0] for setting in settings})
         keys = [setting.key for setting in settings]
-        suggestion = did_you_mean(name, [*sections, *keys])
+        translation = translation_of(name, "VALUE")
+        suggestion = (
+            f" {str(translation).rstrip('.')}." if translation is not None else did_you_mean(name, [*sections, *keys])
+        )
         raise ConfigError(f"no setting begins with '{name}'.{suggestion} Sections: {', '.join(sections)}")
     paragraphs: list[str] = []
     for setting in described:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cepo.config.paths import HUB_NAME, MICROGEO_DATA, MICROGEO_MODELS, find_path, searched, split_source
-from cepo.errors import ConfigError, ForeignFileError
+from cepo.errors import ConfigError, ForeignFileError, near_path
 from cepo.files.safe_files import is_lfs_pointer, read_text
 from cepo.run_folder.layout import last_checkpoint
 
@@ -26,7 +26,7 @@ def require_file(key: str, path: str | Path | None) -> None:
         return
     file = find_path(str(path))
     if file is None or not file.is_file():
-        raise ConfigError(f"{key}={path}: there is no such file ({searched(str(path))}).")
+        raise ConfigError(f"{key}={path}: there is no such file ({searched(str(path))}).{near_path(path)}")
     try:
         read_text(file)
     except ForeignFileError as error:
@@ -40,7 +40,7 @@ def require_folder(key: str, path: str | None) -> None:
     if folder is not None and folder.is_file():
         raise ConfigError(f"{key}={path} is a file; give a folder, such as {folder.absolute().parent}.")
     if folder is None or not folder.is_dir():
-        raise ConfigError(f"{key}={path}: there is no such folder ({searched(path)}).")
+        raise ConfigError(f"{key}={path}: there is no such folder ({searched(path)}).{near_path(path)}")
 
 
 def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
@@ -63,7 +63,10 @@ def require_data(key: str, name: str) -> None:
         )
     is_hub_name = HUB_NAME.fullmatch(path) is not None and not path.endswith(_DATA_ENDINGS)
     if find_path(path) is None and not is_hub_name:
-        raise ConfigError(f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split).")
+        hint = " A name is no pattern; give a folder, or a list of files." if "*" in path else near_path(path)
+        raise ConfigError(
+            f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split).{hint}"
+        )
 
 
 def require_model(key: str, name: str | None) -> None:
@@ -73,7 +76,9 @@ def require_model(key: str, name: str | None) -> None:
     folder = find_path(name)
     if folder is None:
         if not HUB_NAME.fullmatch(name):
-            raise ConfigError(f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).")
+            raise ConfigError(
+                f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).{near_path(name)}"
+            )
         return
     if not folder.is_dir():
         raise ConfigError(f"{key}={name} is a file; a model is a folder with config.json and weights.")

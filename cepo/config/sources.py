@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cepo.config.arguments import settings_in
 from cepo.config.paths import find_base_file, find_config_file, find_path, near_config_name, searched
-from cepo.errors import ConfigError, DataError
+from cepo.errors import ConfigError, DataError, near_path
 from cepo.files.safe_files import read_text
 from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.sections.reader import SectionError, read_section
@@ -77,9 +77,10 @@ def read_files(path: str) -> list[Source]:
             raise ConfigError(
                 f"config={path} is a folder; name a YAML file. Those in it: {', '.join(names) or 'none'}."
             )
+        near = near_config_name(path) or near_path(path)
         raise ConfigError(
-            f"config={path}: there is no such file ({searched(path)}).{near_config_name(path)} The shipped configurations have "
-            "names such as geo3k/cepo."
+            f"config={path}: there is no such file ({searched(path)}).{near} The shipped configurations have names such as "
+            "geo3k/cepo."
         )
     sources: list[Source] = []
     visited: list[Path] = []
@@ -149,6 +150,11 @@ def _collect_lines(node: yaml.Node | None, prefix: str, file: str, places: dict[
 def read_argument(argument: str) -> Source:
     """Returns the source of one setting `a.b.c=value`; raises `ConfigError` for an invalid value."""
     key, _, value = argument.partition("=")
+    if not value:
+        raise ConfigError(
+            f"argument '{argument}': nothing follows the equals sign, as with a variable that the shell does not know. Write "
+            f"{key}=null for no value"
+        )
     try:
         tree = cast("Tree", OmegaConf.to_container(OmegaConf.from_dotlist([argument])))
         has_comment = _ends_in_comment(value)

@@ -29,6 +29,15 @@ from cepo.sections.fields import (
 FloatType = Literal["bf16", "fp16", "fp32"]
 
 
+def _joined(value: Any) -> Any:
+    texts = is_list(value) and value and all(isinstance(entry, str) and "," not in entry for entry in value)
+    return ",".join(value) if texts else value
+
+
+Joined = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[str])]
+"""Text with one or more names, separated by commas or as a list."""
+
+
 @section
 class LoraConfig:
     """`worker.actor.model.lora.*`."""
@@ -45,8 +54,8 @@ class LoraConfig:
     engine receives dequantised weights with the adapter merged in. null: the base model keeps the compute type."""
     double_quantization: bool = True
     """Quantise the scales of the 4-bit weights too: 0.52 instead of 0.56 bytes per weight."""
-    target_modules: str = "all-linear"
-    """Modules that get an adapter: `all-linear`, or names separated by commas."""
+    target_modules: Joined = "all-linear"
+    """Modules that get an adapter: `all-linear`, or their names, as a list or separated by commas."""
     exclude_modules: str | None = ".*visual.*"
     """Regular expression of modules that get no adapter; null: exclude none. The default means the vision tower,
     whatever the model calls it."""
@@ -287,15 +296,6 @@ class RolloutConfig:
 
 def parts_of(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
-
-
-def _joined(value: Any) -> Any:
-    texts = is_list(value) and value and all(isinstance(entry, str) and "," not in entry for entry in value)
-    return ",".join(value) if texts else value
-
-
-Joined = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[str])]
-"""Text with one or more names, separated by commas or as a list."""
 
 
 def _located_functions(text: str) -> str:

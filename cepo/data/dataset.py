@@ -52,6 +52,8 @@ class ProblemSet(Sequence[Problem]):
         num_images = self._stats.measures["num_images"][self._usable]
         num_videos = self._stats.measures["num_videos"][self._usable]
         self.most_visuals: tuple[int, int] = (int(num_images.max()), int(num_videos.max()))
+        if self.most_visuals == (0, 0):
+            self._expect_no_images()
         # Other nodes get videos by value, and the images of such a row with them.
         has_images_alone = (num_images > 0) & (num_videos == 0)
         self._rows_with_images_alone = self._usable[has_images_alone]
@@ -118,6 +120,22 @@ class ProblemSet(Sequence[Problem]):
         if self._rows_are_given or len(self._rows_with_images_alone) == 0:
             return None
         return ImageSource(data=self._source, row=int(self._rows_with_images_alone[0]))
+
+    def _expect_no_images(self) -> None:
+        """Names the column of images that a source without any image lacks, of which a text says nothing without marks.
+
+        Raises `ConfigError` if `data.image_marks=front` says that the questions have images.
+        """
+        key = self.rules.cells.image_key
+        names = self._rows.column_names
+        if has_column(names, key) or self._processing.images is None:
+            return
+        if self.rules.cells.puts_marks_in_front:
+            self.require_column("image_key")
+        logger.warning(
+            "%s: no question has an image: data.image_key is '%s', and the columns are %s",
+            self._source, key, ", ".join(names),
+        )  # fmt: skip
 
     def _checked(self) -> RowStats:
         """Returns what the check of all rows finds; raises `DataError` if one cannot be used and is not to be left out."""

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from cepo.errors import DataError, ForeignFileError
+from cepo.errors import DataError, ForeignFileError, near_path
 from cepo.files.safe_files import (
     damaged_as,
     objects_in,
@@ -129,7 +129,7 @@ def _recognised(place: Path) -> tuple[Form, list[Path]]:
                 return _named(form, place), [place]
         raise DataError(f"{place} has no known form; accepted: {', '.join(sorted({form.pattern for form in FORMS}))}")
     if not place.is_dir():
-        raise DataError(f"{place} does not exist")
+        raise DataError(f"{place} does not exist.{near_path(place)}")
     for form in FORMS:
         if form is OWN and not (place / METRICS_FILE).exists():
             continue

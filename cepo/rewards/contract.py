@@ -162,20 +162,22 @@ class LoadedReward:
         try:
             return self.function(samples)
         except (TypeError, AttributeError, KeyError, IndexError):
-            if self._takes_one(samples[0]):
-                raise BatchContractError(
-                    f"{self.source} takes one sample at a time, and was called with a list of samples. Write "
-                    f"REWARD_TYPE = 'sequential' in {self.path}."
-                ) from None
-            raise
+            score = self._score_of_one(samples[0])
+            if score is None:
+                raise
+            form = "" if isinstance(score, Mapping) else ", and return a dict such as {'overall': 1.0}"
+            raise BatchContractError(
+                f"{self.source} takes one sample at a time, and was called with a list of samples. Write "
+                f"REWARD_TYPE = 'sequential' in {self.path}{form}."
+            ) from None
 
-    def _takes_one(self, sample: dict[str, Any]) -> bool:
-        """Returns whether the function gives a single sample a valid score."""
+    def _score_of_one(self, sample: dict[str, Any]) -> Mapping[Any, Any] | float | None:
+        """Returns the score that the function gives a single sample; None if it fails, or returns something else."""
         try:
-            validate_score(self.function(sample), sample=0, source=self.source)
+            score = self.function(sample)
         except Exception:  # it is the user's function; that it fails is the answer
-            return False
-        return True
+            return None
+        return score if isinstance(score, Mapping | int | float) else None
 
 
 def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = None) -> LoadedReward:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cepo.errors import DataError
+from cepo.errors import DataError, near_path
 from cepo.files.safe_files import damaged_as, read_objects
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.layout import GENERATIONS_FILE, METRICS_FILE
@@ -46,6 +46,7 @@ def read_metrics(run_folder: Path) -> list[MetricsRow]:
     if not run_folder.is_dir():
         raise DataError(
             f"run folder {run_folder} does not exist; give the one that a training run wrote its records into."
+            f"{near_path(run_folder)}"
         )
     if not path.exists():
         raise DataError(

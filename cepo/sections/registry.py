@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -54,7 +55,7 @@ class Registry(Generic[_Kind]):
         """Decorates a class to register it under `name`, and turns its `Config` into a section if it is none.
 
         Raises `ConfigError`: `name` is not a name, another class has it, the class does not derive from `base` or lacks a
-        function that it must define, or a field has the name of a shared section and another type.
+        function that it must define or gives one other parameters, or a field has the name of a shared section and another type.
         """
         self._check_name(name)
 
@@ -73,6 +74,7 @@ class Registry(Generic[_Kind]):
             if not is_pydantic_dataclass(configured.Config):
                 configured.Config = section(configured.Config)
             self._check_shared_fields(cls)
+            _check_parameters(cls)
             self.classes[name] = cast("type[_Kind]", cls)
             return cls
 
@@ -142,6 +144,26 @@ class Registry(Generic[_Kind]):
             if field in self.shared and field in shared:
                 settings[field] = _part_of(shared[field], declared.annotation)
         return settings | dict(own)
+
+
+def _check_parameters(cls: type[Any]) -> None:
+    """Raises `ConfigError` for a function that cannot be called as the one of a base class that it replaces."""
+    for name, function in vars(cls).items():
+        inherited = getattr(super(cls, cls), name, None)
+        if name.startswith("_") or not inspect.isfunction(function) or not inspect.isfunction(inherited):
+            continue
+        parameters = inspect.signature(inherited).parameters.values()
+        required = [parameter for parameter in parameters if parameter.default is parameter.empty]
+        by_name = {parameter.name: None for parameter in required if parameter.kind is parameter.KEYWORD_ONLY}
+        positional = [None] * (len(required) - len(by_name))
+        try:
+            inspect.signature(function).bind(*positional, **by_name)
+        except TypeError as error:
+            without_types = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
+            raise ConfigError(
+                f"{function.__qualname__}: {error}. Write def {name}{inspect.Signature(without_types)}, as "
+                f"{inherited.__qualname__} has it"
+            ) from None
 
 
 def _part_of(value: Any, kind: Any) -> Any:

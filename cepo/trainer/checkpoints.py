@@ -183,13 +183,17 @@ class CheckpointStore:
 
     def find_last(self, *, after: int = -1) -> Path | None:
         """Returns the run folder's last intact checkpoint of a step later than `after`; skips damaged ones, with a warning."""
+        is_damaged = False
         for step, path in sorted(self._whole().items(), reverse=True):
             if step <= after:
                 break
             damage = damaged_file(path)
             if damage is None:
                 return path
-            logger.warning("%s is damaged (%s); the run uses the checkpoint before it", path, damage)
+            logger.warning("%s is damaged (%s) and is left out", path, damage)
+            is_damaged = True
+        if is_damaged and after < 0:
+            logger.warning("%s has no intact checkpoint: the run starts from its model again", self.folder)
         return None
 
     def read(self, folder: Path) -> TrainerState:

@@ -97,6 +97,15 @@ class Lacking(Estimator):
     views = ()
 """
 
+_NARROW_METHOD = """\
+from cepo.algorithms import GroupRelativeEstimator, register_estimator
+
+@register_estimator("narrow")
+class Narrow(GroupRelativeEstimator):
+    def signal(self, batch):
+        raise NotImplementedError
+"""
+
 _NAMELESS_METHOD = """\
 from cepo.algorithms import Estimator, register_estimator
 
@@ -152,6 +161,7 @@ def build_world(folder: Path, model: Path) -> list[str]:
         "method.py": _METHOD,
         "bare.py": _BARE_METHOD,
         "lacking.py": _LACKING_METHOD,
+        "narrow.py": _NARROW_METHOD,
         "nameless.py": _NAMELESS_METHOD,
         "nameless_loss.py": _NAMELESS_LOSS,
         "function.py": _LOSS_FUNCTION,

@@ -41,7 +41,6 @@ def test_a_flag_and_a_file_are_written_as_settings(words: list[str], advice: str
         (["a.b=", "3"], "3"),
         (["a.b", "3"], "a.b"),
         (["a.b:3"], "a.b:3"),
-        (["+a.b=1"], "+a.b=1"),
         (["rloo"], "rloo"),
         (["microgeo:validation"], "microgeo:validation"),
     ],
@@ -53,6 +52,12 @@ def test_another_word_is_named_with_the_form_of_settings(words: list[str], at_fa
     assert message.startswith(f"argument '{at_fault}': settings have the form a.b.c=value")
     assert "no space beside the equals sign" in message
     assert "quotes around the whole setting" in message
+
+
+@pytest.mark.parametrize("word", ["+a.b=1", "++a.b=1", "~a.b"])
+def test_a_sign_of_hydra_is_to_be_left_out(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"none is added or removed as in Hydra\. Write key=value without a sign"):
+        settings_in([word], write)
 
 
 def test_a_repeated_source_is_no_expanded_mapping() -> None:

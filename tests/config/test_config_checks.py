@@ -156,6 +156,22 @@ def test_a_discount_without_effect_is_noted_in_the_plan() -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "switch"),
+    [
+        ("algorithm.kl_coef=0.05", "algorithm.disable_kl=true"),
+        ("algorithm.use_kl_loss=true", "algorithm.disable_kl=true"),
+        ("algorithm.filter_low=0.2", "algorithm.online_filtering=false"),
+    ],
+)
+def test_what_another_setting_turns_off_is_noted(setting: str, switch: str) -> None:
+    """The shipped configurations train without a KL, in which its weight changes nothing."""
+    notes = check_config(load_config([BASE, switch, setting]))
+    assert f"note: {setting} has no effect: {switch}" in notes
+    turned_on = switch.replace("true", "false") if "kl" in switch else switch.replace("false", "true")
+    assert not [line for line in check_config(load_config([BASE, turned_on, setting])) if setting in line]
+
+
+@pytest.mark.parametrize(
     ("settings", "weights_above"),
     [
         (["torch_dtype=bf16"], "0.00051"),  # 1e-6 x 512: eight significant bits
@@ -274,6 +290,23 @@ def test_the_plan_notes_values_that_are_seldom_meant(argument: str, note: str) -
     notes = [line for line in check_config(load_config([BASE, argument])) if note in line]
     assert len(notes) == 1
     assert not any(note in line for line in check_config(load_config([BASE])))
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "validated_on", "is_noted"),
+    [
+        ("org/rows", "org/rows@train[-100:]", True),
+        ("org/rows@train,org/more", "org/rows@train[:10%]", True),
+        ("org/rows@train[:-100]", "org/rows@train[-100:]", False),
+        ("org/rows@train", "org/rows@test[:100]", False),
+        ("org/more", "org/rows@train[:100]", False),
+    ],
+)
+def test_a_validation_on_a_part_of_the_training_set_is_noted(
+    trained_on: str, validated_on: str, is_noted: bool
+) -> None:
+    config = load_config([BASE, f"data.train_files={trained_on}", f"data.val_files={validated_on}"])
+    assert any("is trained on too" in line for line in check_config(config)) == is_noted
 
 
 def test_weights_that_git_lfs_has_not_fetched_are_named(tmp_path: Path) -> None:

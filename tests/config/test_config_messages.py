@@ -32,7 +32,14 @@ def test_an_empty_value_before_another_setting_is_no_space() -> None:
     assert message_of(["=3"]).startswith("argument '=3': settings have the form a.b.c=value,")
     assert "no space beside the equals sign" in message_of([*REQUIRED, "trainer.max_steps=", "3"])
     assert "no space beside the equals sign" in message_of([*REQUIRED, "trainer.max_steps", "=3"])
-    assert load("data.format_prompt=", "trainer.max_steps=3").trainer.max_steps == 3
+
+
+@pytest.mark.parametrize("key", ["data.train_files", "trainer.load_checkpoint_path"])
+def test_a_value_that_the_shell_left_out_is_no_null(key: str) -> None:
+    """`trainer.load_checkpoint_path=$UNSET` would start a run anew."""
+    assert f"nothing follows the equals sign, as with a variable that the shell does not know. Write {key}=null" in (
+        message_of([*REQUIRED, f"{key}="])
+    )
 
 
 @pytest.mark.parametrize("name", ["save_checkpoint_path", "load_checkpoint_path", "project_name", "experiment_name"])

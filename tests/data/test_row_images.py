@@ -18,7 +18,7 @@ from cepo.data.dataset import ProblemSet
 from cepo.data.image_store import ImageStore
 from cepo.data.images import ImageRules, checked_sizes, decoded_images, limited_size
 from cepo.data.row_settings import RowRules
-from cepo.errors import DataError
+from cepo.errors import ConfigError, DataError
 from cepo.models.interface import ImageSource
 from cepo.models.processing import Processing
 
@@ -39,13 +39,27 @@ def read(tmp_path: Path, tiny_processing: Processing) -> Read:
     def reader(*rows: dict[str, Any], **settings: Any) -> ProblemSet:
         lines: list[str] = []
         for row in rows:
-            marks = "<image>" * len(row["images"])
+            marks = "<image>" * len(row.get("images", []))
             lines.append(json.dumps({"problem": f"{marks}?", "answer": "1"} | row) + "\n")
         file = tmp_path / "rows.jsonl"
         file.write_text("".join(lines), encoding="utf-8")
         return ProblemSet(str(file), config(tmp_path, **settings), tiny_processing)
 
     return reader
+
+
+def test_a_column_of_images_that_is_not_there_is_named(read: Read, caplog: pytest.LogCaptureFixture) -> None:
+    """Questions without marks say nothing of their images, and a model would be trained without seeing them."""
+    row = {"problem": "?", "Image": "good.png"}
+    with pytest.raises(ConfigError, match=r"data\.image_key is 'image', which .* does not have\. Its columns: .*Image"):
+        read(row, image_key="image", image_marks="front")
+    assert len(read(row, image_key="image")) == 1
+    assert (
+        "no question has an image: data.image_key is 'image', and the columns are problem, answer, Image" in caplog.text
+    )
+    caplog.clear()
+    assert len(read({"images": []})) == 1
+    assert "no question has an image" not in caplog.text, "there is a column for them"
 
 
 @pytest.mark.parametrize(

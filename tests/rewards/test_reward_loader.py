@@ -56,6 +56,24 @@ def test_batches_and_single_samples_are_scored_with_keywords(batch_file: Path) -
     assert reward.score([{"note": 2}, {"note": 5}]) == [{"overall": 1.0, "extra": 2.0}, {"overall": 1.0, "extra": 5.0}]
 
 
+@pytest.mark.parametrize(
+    ("score", "remedy"),
+    [
+        (
+            "{'overall': float('7' in sample['response'])}",
+            r"Write REWARD_TYPE = 'sequential' in \S+batch_reward\.py\.$",
+        ),
+        ("float('7' in sample['response'])", r", and return a dict such as \{'overall': 1\.0\}\.$"),
+    ],
+)
+def test_a_function_of_one_sample_is_told_how_to_say_so(batch_file: Path, score: str, remedy: str) -> None:
+    """It fails for a list, and its own error would say nothing of the contract."""
+    batch_file.write_text(f"def main(sample): return {score}")
+    reward = load_reward_function(f"{batch_file}:main", {})
+    with pytest.raises(ContractError, match=f"takes one sample at a time, and was called with a list .*{remedy}"):
+        reward.score([{"response": "7"}, {"response": "8"}])
+
+
 def test_the_built_in_reward_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of the working directory precedes it."""
     monkeypatch.chdir(tmp_path)

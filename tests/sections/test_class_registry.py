@@ -125,6 +125,37 @@ def test_only_subclasses_of_the_base_are_registered(decorated: Any) -> None:
         registry().register("loose")(decorated)
 
 
+class Figure(Kind):
+    """A base whose function the classes replace."""
+
+    def drawn(self, canvas: str, *, step: int, scale: float = 1.0) -> str:
+        return f"{canvas}, {step}, {scale}"
+
+
+def test_a_function_with_other_parameters_is_refused() -> None:
+    """It would fail at its first call, after the model is loaded."""
+    figures = Registry("drawing.shape", Shared, Figure, decorator="register_shape")
+
+    class Sole(Figure):
+        def drawn(self, canvas: str) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return canvas
+
+    class Free(Figure):
+        def drawn(self, canvas: str, step: int, **others: float) -> str:
+            return f"{canvas}, {step}, {others}"
+
+        def helper(self) -> None:
+            """A function of its own has any parameters."""
+
+    message = (
+        r"drawn: got an unexpected keyword argument 'step'\. Write def drawn\(self, canvas, \*, step, scale=1\.0\), as"
+    )
+    with pytest.raises(ConfigError, match=message):
+        figures.register("sole")(Sole)
+    figures.register("free")(Free)
+    assert figures.names() == ["free"]
+
+
 @section
 class Unrelated:
     """Has nothing of the shared section."""

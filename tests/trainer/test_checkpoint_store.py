@@ -70,6 +70,21 @@ def test_what_remains_of_a_checkpoint_is_none(tmp_path: Path, monkeypatch: pytes
     assert sorted(path.name for path in tmp_path.iterdir()) == [CHECKPOINT_TRACKER_FILE, "global_step_3"]
 
 
+def test_a_run_without_an_intact_checkpoint_says_that_it_starts_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path, keep=2, identity={})
+    starts_again = f"{tmp_path} has no intact checkpoint: the run starts from its model again"
+    for step in (1, 2):
+        store.save(TrainerState(step=step), WEIGHTS)
+    for step, last in ((2, tmp_path / "global_step_1"), (1, None)):
+        (tmp_path / f"global_step_{step}" / "actor" / "weights").write_bytes(b"cut")
+        assert starts_again not in caplog.text
+        assert store.find_last() == last
+        assert f"global_step_{step} is damaged" in caplog.text
+    assert starts_again in caplog.text
+
+
 @pytest.mark.parametrize("left_behind", [".global_step_2.partial", "global_step_2"])
 def test_a_killed_write_in_use_does_not_stop_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left_behind: str

@@ -1,4 +1,4 @@
-"""Tests that settings of LoRA without a rank are refused, where all weights would be trained in silence."""
+"""Settings of LoRA: refused without a rank, where all weights would be trained in silence, and targets as a list."""
 
 from __future__ import annotations
 
@@ -41,3 +41,9 @@ def test_a_file_that_forgets_the_rank_is_refused(tmp_path: Path) -> None:
 )
 def test_a_rank_that_was_chosen_is_left_alone(arguments: tuple[str, ...]) -> None:
     assert load_config(arguments).worker.actor.model.lora.alpha in (16, 32, 64)
+
+
+def test_targets_may_be_a_list_as_peft_has_them() -> None:
+    """`--lora_target_modules q_proj v_proj` of TRL is translated so."""
+    listed = load_config(["config=geo3k/base", f"{LORA}.target_modules=[q_proj,v_proj]"])
+    assert listed.worker.actor.model.lora.target_modules == "q_proj,v_proj"
