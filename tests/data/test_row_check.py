@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_files import cases
 from datasets import Dataset
 from generator_cases import picture
 from isolation import own_caches
@@ -143,17 +144,7 @@ def test_a_rewrite_with_size_and_time_kept_is_checked(check: Check, folder: Path
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"min_pixels": 4096},
-        {"max_pixels": 2048},
-        {"max_prompt_length": 10_000_000},
-        {"image_dir": None},
-        {"image_hosts": ["pictures.example"]},
-        {"answer_key": "images"},
-        {"solution_key": "steps"},
-        {"video_key": "clips"},
-        {"video_fps": 1.0},
-    ],
+    cases(__file__, "decisive_settings.yaml"),
     ids=lambda change: next(iter(change)),
 )
 def test_a_setting_that_matters_makes_rows_be_checked(

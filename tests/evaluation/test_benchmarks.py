@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from benchmark_rows import LOGICVISTA, MATHVISTA, PICTURE, ROWS
+from case_files import cases
 
 from cepo.config.schema import DataConfig
 from cepo.data.tables import read_source
@@ -52,21 +53,7 @@ def test_a_named_benchmark_without_its_columns_is_refused(tmp_path: Path) -> Non
         opened(NamedSource(name="mathvista", source=file), own())
 
 
-BAD_CELLS = [
-    ("logicvista", {"image": None}, "no image"),
-    ("logicvista", {"answer": None}, "column 'answer' is empty"),
-    ("mathvision", {"options": 5}, "accepted: a list"),
-    ("mathvision", {"answer": "?"}, "names none of the options"),
-    ("mathvista", {"precision": None}, "column 'precision' is empty"),
-    ("mathvista", {"answer_type": "word"}, "accepted: integer, float, list"),
-    ("mathvista", {"question_type": "multi_choice", "choices": ["2", "3"]}, "none of the choices"),
-    ("mathvista", {"question": {"text": "How far?"}}, "holds a dict"),
-    ("mmmu", {"options": "['leaf'"}, "is no list"),
-    ("mmmu", {"options": "[" * 5000}, "is no list"),
-    ("mmmu", {"options": "__import__('os')"}, "is no list"),
-    ("wemath", {"key": "4steps_1"}, "accepted: 2steps_1"),
-    ("dynamath", {"ground_truth": ""}, "column 'ground_truth' is empty"),
-]
+BAD_CELLS = [*cases(__file__, "bad_cells.yaml"), ("mmmu", {"options": "[" * 5000}, "is no list")]
 
 
 @pytest.mark.parametrize(("name", "changed", "words"), BAD_CELLS)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from case_files import cases
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
-from worked_examples import examples, tensor
+from worked_examples import tensor
 
 from cepo.losses.divergence import chunked_divergence, distillation_losses, token_divergence
 from cepo.losses.recomputation import recomputed_in_chunks
@@ -62,7 +62,7 @@ def gradient(student: Tensor, teacher: Tensor, settings: DivergenceConfig, targe
     return leaf.grad
 
 
-EXAMPLES = examples(Path(__file__).with_name("worked_divergences.yaml"))
+EXAMPLES = cases(__file__, "worked_divergences.yaml")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
+from case_files import cases
 from factories import log_probs_like, response_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
-from worked_examples import examples, tensor
+from worked_examples import tensor
 
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import ActorConfig
@@ -73,7 +73,7 @@ def test_padding_has_no_part_in_the_sequences_mean(loss_type: str) -> None:
     assert losses[1, 0].item() == pytest.approx(-1.2)
 
 
-EXAMPLES = examples(Path(__file__).with_name("worked_losses.yaml"))
+EXAMPLES = cases(__file__, "worked_losses.yaml")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
