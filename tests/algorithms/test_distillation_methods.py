@@ -145,14 +145,10 @@ def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
     teacher = torch.randn(9, 5, generator=generator)
     head = torch.randn(11, 5, generator=generator)
     targets = torch.randint(11, (9,), generator=generator)
-    of_tokens = chunked_divergence(
-        student, teacher, head, head, targets, divergence, temperature=1.0, chunk_tokens=4
-    )
+    of_tokens = chunked_divergence(student, teacher, head, head, targets, divergence, temperature=1.0, chunk_tokens=4)
     log_probs = torch.zeros(4, 3).masked_scatter(mask, of_tokens[0])
     values = torch.zeros(4, 3).masked_scatter(mask, of_tokens[1])
-    losses, _ = distillation_losses(
-        values, log_probs, batch.old_log_probs, distillation.token_weight, divergence
-    )
+    losses, _ = distillation_losses(values, log_probs, batch.old_log_probs, distillation.token_weight, divergence)
     losses = losses * token_weights(mask, aggregation, LossDenominators(9, 4, 3))
 
     masked_loss = losses[1:].sum()

@@ -103,9 +103,7 @@ def test_papo_learns_from_images_in_groups_of_equal_rewards() -> None:
     """delta = log 2: 0.5 (1 - 1/2) = 0.25. Without a bonus, rows without images in such groups are left out."""
     seen = torch.full((2, 1), math.log(0.5), dtype=torch.float64)
     masked = torch.full((2, 1), math.log(0.25), dtype=torch.float64)
-    batch = token_batch(
-        [1.0, 1.0], [0, 0], lengths=[1, 1], old=seen, views={"masked": masked}, dtype=torch.float64
-    )
+    batch = token_batch([1.0, 1.0], [0, 0], lengths=[1, 1], old=seen, views={"masked": masked}, dtype=torch.float64)
     advantages = advantages_of("papo", batch, perception_weight=0.5, log_prob_bonus=0.0)
     assert advantages.flatten().tolist() == pytest.approx([0.25, 0.25])
 

@@ -164,9 +164,7 @@ def test_with_float32_logits_bf16_log_probs_are_float64s(trained: bool, bias: bo
     plain = build_head(trained=False, bias=bias, dtype=torch.bfloat16)
     plain.load_state_dict(head.state_dict())
     with torch.no_grad():
-        rounded = target_log_probs(
-            compared.hidden, plain, compared.targets, temperature=1.0, chunk_tokens=chunk_tokens
-        )
+        rounded = target_log_probs(compared.hidden, plain, compared.targets, temperature=1.0, chunk_tokens=chunk_tokens)
     error = rounded - compared.expected_log_probs
     assert float(error.square().mean().sqrt()) > 0.01
 

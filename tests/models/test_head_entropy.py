@@ -132,9 +132,7 @@ def test_a_float64_head_has_float64_entropies(kind: str) -> None:
     """Both values keep the precision of the logits, whatever the head; in float32 they would be 1e-7 off."""
     head = head_of(kind, torch.float64).double()
     inputs = drawn(torch.float64)
-    log_probs, entropies = log_probs_and_entropies(
-        inputs.hidden, head, inputs.targets, temperature=0.7, chunk_tokens=8
-    )
+    log_probs, entropies = log_probs_and_entropies(inputs.hidden, head, inputs.targets, temperature=0.7, chunk_tokens=8)
     expected = by_autograd(inputs, head, 0.7)
     assert log_probs.dtype is torch.float64
     assert entropies.dtype is torch.float64
@@ -175,9 +173,7 @@ def test_no_token_has_no_entropy() -> None:
 def test_bf16_gradients_differ_by_the_rounding_of_bf16() -> None:
     head = head_of("float32 logits", torch.bfloat16)
     inputs = drawn(torch.bfloat16)
-    log_probs, entropies = log_probs_and_entropies(
-        inputs.hidden, head, inputs.targets, temperature=1.0, chunk_tokens=8
-    )
+    log_probs, entropies = log_probs_and_entropies(inputs.hidden, head, inputs.targets, temperature=1.0, chunk_tokens=8)
     inputs.loss(log_probs, entropies).backward()
     expected = by_autograd(inputs, head, 1.0)
     assert log_probs.dtype is torch.float32
