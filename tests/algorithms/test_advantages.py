@@ -26,7 +26,8 @@ def test_an_advantage_below_1e_6_has_sign_0() -> None:
 
 def test_a_group_is_live_from_a_range_of_a_millionth_on() -> None:
     rewards = torch.tensor([0.0, 1e-6, 0.0, 0.9e-6, 0.5, 0.5], dtype=torch.float64)
-    live = statistics.live_rows(rewards, torch.tensor([0, 0, 1, 1, 2, 2]))
+    group_ids = torch.tensor([0, 0, 1, 1, 2, 2])
+    live = statistics.live_rows(rewards, group_ids)
     assert live.tolist() == [True, True, False, False, False, False]
 
 
@@ -48,19 +49,20 @@ def test_metrics_of_delta_count_tokens_of_rows_with_an_advantage() -> None:
     assert values["evidence/delta_std_wrong"] == pytest.approx(math.sqrt(0.5))
 
 
-def metrics_of(delta: list[list[float]], advantages: list[float], *, correct: bool) -> Metrics:
-    """Of responses without padding, under lambda 0.5."""
-    rows = torch.tensor(advantages)
-    mask = torch.ones(len(delta), len(delta[0]), dtype=torch.bool)
-    verdicts = torch.full((len(delta),), correct)
-    return statistics.delta_metrics(torch.tensor(delta), rows, mask, verdicts, mixing=0.5)
+def metrics_of(rows: list[list[float]], advantages: list[float], *, correct: bool) -> Metrics:
+    """Metrics of the delta of responses without padding, all right or all wrong, under lambda 0.5."""
+    delta = torch.tensor(rows)
+    mask = torch.ones_like(delta, dtype=torch.bool)
+    verdicts = torch.full((len(rows),), correct)
+    return statistics.delta_metrics(delta, torch.tensor(advantages), mask, verdicts, mixing=0.5)
 
 
 def test_the_spread_of_one_delta_adds_nothing_to_a_mean() -> None:
     metrics = metrics_of([[1.0]], [1.0], correct=True)
+    of_another_rank = mean_value(0.5, 3.0)
     for name in ("evidence/delta_std_right", "evidence/delta_std_wrong"):
         assert metrics[name].result is None
-        assert metrics[name].merge(mean_value(0.5, 3.0)).result == 0.5
+        assert metrics[name].merge(of_another_rank).result == 0.5
 
 
 def test_evidence_counts_above_a_thousandth_of_a_nat() -> None:
@@ -71,17 +73,16 @@ def test_evidence_counts_above_a_thousandth_of_a_nat() -> None:
 
 
 def test_right_and_wrong_is_the_verdict_not_the_advantage() -> None:
-    """A wrong rollout with an advantage above 0 still counts as wrong."""
-    values = results(metrics_of([[1.0], [3.0], [5.0]], [1.15, -0.58, -0.58], correct=False))  # the first has a bonus
+    """A wrong rollout with an advantage above 0, such as by a bonus, still counts as wrong."""
+    metrics = metrics_of([[1.0], [3.0], [5.0]], [1.15, -0.58, -0.58], correct=False)
+    values = results(metrics)
     assert "evidence/delta_mean_right" not in values
     assert values["evidence/delta_mean_wrong"] == pytest.approx(3.0)
 
 
 def test_group_metrics_are_shares_of_four_groups() -> None:
-    correct = torch.tensor([True, True, False, False, True, False, False, True])
-    ids = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-    old = torch.full((8, 1), -1.0)
-    batch = token_batch(correct.float().tolist(), ids.tolist(), lengths=[1] * 8, old=old, views={})
+    rewards = [1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    batch = batch_of(rewards, [0, 0, 1, 1, 2, 2, 3, 3])
     values = results(statistics.group_metrics(batch))
     assert values == {
         "groups/all_right": 0.25,
@@ -97,7 +98,7 @@ def test_shapes_of_the_core_are_checked_in_tests() -> None:
 
 
 def batch_of(rewards: list[float], group_ids: list[int], lengths: list[int] | None = None) -> TokenBatch:
-    """Responses of one token each unless lengths are given."""
+    """Responses of one token each unless lengths are given; those of reward 1 are right."""
     lengths = lengths or [1] * len(rewards)
     old = torch.full((len(rewards), max(lengths)), -1.0)
     return token_batch(rewards, group_ids, lengths=lengths, old=old, views={})
@@ -115,7 +116,8 @@ def test_rloo_is_n_over_n_minus_1_times_the_centred_reward(rewards: list[float])
 def test_passk_keeps_only_single_best_rows_alive() -> None:
     rewards = torch.tensor([0.0, 1.0, 0.9, 0.9, 0.5, 0.5])
     groups = torch.tensor([0, 0, 1, 1, 2, 2])
-    assert build_estimator("grpo_passk").live_rows(rewards, groups, {}).tolist() == [False, True] + [False] * 4
+    live = build_estimator("grpo_passk").live_rows(rewards, groups, {})
+    assert live.tolist() == [False, True, False, False, False, False]
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "grpo_passk"])
@@ -123,10 +125,12 @@ def test_equal_rewards_teach_nothing_and_one_rollout_is_refused(name: str) -> No
     for reward in (0.0, 0.1, 0.7, 0.9, 1.0):
         for size in range(2, 33):
             batch = batch_of([reward] * size, [0] * size)
-            assert advantages_of(name, batch).flatten().tolist() == [0.0] * size
+            advantages = advantages_of(name, batch)
+            assert torch.count_nonzero(advantages) == 0
     assert "group_ids" in build_estimator(name).reads
+    one_rollout = batch_of([1.0, 0.0, 1.0], [0, 0, 1])
     with pytest.raises(ConfigError, match=r"worker\.rollout\.n is 1 .* at least 2"):
-        advantages_of(name, batch_of([1.0, 0.0, 1.0], [0, 0, 1]))
+        advantages_of(name, one_rollout)
 
 
 def test_returns_with_gamma_one_half_halve_at_each_step() -> None:
@@ -137,8 +141,7 @@ def test_returns_with_gamma_one_half_halve_at_each_step() -> None:
 
 
 def test_reinforce_plus_plus_whitens_returns_over_the_batch() -> None:
-    """The case has the returns 1, 1, 0, 0, 0 of the batch's five tokens."""
-    # Mean 0.4, unbiased variance 1.2 / 4 = 0.3.
+    """The case has the returns 1, 1, 0, 0, 0 of the batch's five tokens: mean 0.4, unbiased variance 1.2 / 4 = 0.3."""
     batch = batch_of([1.0, 0.0], [0, 1], lengths=[2, 3])
     signal = signal_of("reinforce_plus_plus", batch)
     high = 0.6 / math.sqrt(0.3)
@@ -146,20 +149,28 @@ def test_reinforce_plus_plus_whitens_returns_over_the_batch() -> None:
     assert signal.advantages[0].tolist() == pytest.approx([high, high, 0.0])
     assert signal.advantages[1].tolist() == pytest.approx([low, low, low])
     assert signal.returns is None
-    # With gamma 0 the returns are 0, 1 and 0: mean 1/3, unbiased variance 1/3.
+
+
+def test_with_gamma_0_reinforce_plus_plus_rewards_the_last_token() -> None:
+    """The returns are 0, 1 and 0: mean 1/3, unbiased variance 1/3."""
     batch = batch_of([1.0, 0.0], [0, 1], lengths=[2, 1])
-    first = advantages_of("reinforce_plus_plus", batch, gamma=0.0)[0]
-    assert first.tolist() == pytest.approx([-1 / math.sqrt(3), 2 / math.sqrt(3)], rel=1e-6)
+    advantages = advantages_of("reinforce_plus_plus", batch, gamma=0.0)
+    assert advantages[0].tolist() == pytest.approx([-1 / math.sqrt(3), 2 / math.sqrt(3)], rel=1e-6)
 
 
-def test_equal_returns_whiten_to_exactly_0() -> None:
-    for reward in (0.1, 0.7, 0.9):
-        batch = batch_of([reward] * 7, list(range(7)), lengths=[3, 1, 4, 1, 5, 9, 2])
-        assert torch.count_nonzero(advantages_of("reinforce_plus_plus", batch)) == 0
+@pytest.mark.parametrize("reward", [0.1, 0.7, 0.9])
+def test_equal_returns_whiten_to_exactly_0(reward: float) -> None:
+    batch = batch_of([reward] * 7, list(range(7)), lengths=[3, 1, 4, 1, 5, 9, 2])
+    advantages = advantages_of("reinforce_plus_plus", batch)
+    assert torch.count_nonzero(advantages) == 0
+
+
+def test_one_token_whitens_to_0_and_the_smallest_difference_does_not() -> None:
     one_token = torch.tensor([[5.0]])
     assert whitened(one_token, torch.tensor([[True]])).tolist() == [[0.0]]
     smallest_difference = torch.tensor([[0.0, 1e-6]], dtype=torch.float64)
-    assert torch.count_nonzero(whitened(smallest_difference, torch.tensor([[True, True]]))) == 2
+    of_difference = whitened(smallest_difference, torch.tensor([[True, True]]))
+    assert torch.count_nonzero(of_difference) == 2
 
 
 def test_remax_is_the_reward_above_the_greedy_one_on_every_token() -> None:

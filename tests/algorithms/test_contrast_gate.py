@@ -143,7 +143,8 @@ def test_metrics_count_open_gates_over_live_tokens() -> None:
     batch = rows_of_batch(pair, torch.tensor([0, 1, 0, 1]))
     batch = dataclasses.replace(batch, group_ids=torch.tensor([0, 0, 1, 1]))
     batch.token_level_rewards[2:] = 0.0
-    values = results(signal_of("contrast_gate", batch, weight={"lambda_init": 0.5}).metrics)
+    signal = signal_of("contrast_gate", batch, weight={"lambda_init": 0.5})
+    values = results(signal.metrics)
     assert values["evidence/open_fraction"] == 0.25
     assert values["evidence/weight_mean"] == pytest.approx(0.325)
     assert values["evidence/lambda"] == 0.5

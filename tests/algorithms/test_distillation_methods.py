@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from factories import group, log_probs_like, rollout, same_bits, token_batch
+from factories import group, log_probs_like, rollout, same_bits, signal_of, token_batch
 
 from cepo.algorithms import build_config, build_estimator
 from cepo.algorithms.references import positive_references
@@ -20,7 +20,7 @@ from cepo.files.trees import leaves
 from cepo.losses.aggregation import AGGREGATIONS, LossDenominators, token_weights
 from cepo.losses.divergence import chunked_divergence, distillation_losses
 from cepo.metrics import results
-from cepo.types import TextReference, TokenBatch, TokenReference, TokenSignal
+from cepo.types import TextReference, TokenBatch, TokenReference
 
 both = pytest.mark.parametrize("method", ["opsd", "sdpo"])
 
@@ -33,80 +33,97 @@ def batch_of(shown: list[bool]) -> TokenBatch:
     return dataclasses.replace(batch, has_reference={"correct": torch.tensor(shown)})
 
 
-def signal_of(method: str, batch: TokenBatch, **config: Any) -> TokenSignal:
-    return build_estimator(method, config).signal(batch, step=0)
+REWARDS = torch.tensor([1.0, 0.0, 0.5, 0.5])
+GROUPS = torch.tensor([0, 0, 1, 1])
 
 
 @both
 def test_rows_with_a_reference_or_an_advantage_are_updated(method: str) -> None:
     """Rows 0 and 2 have a reference; with a policy loss the first group, whose rewards differ, learns as well."""
-    rewards = torch.tensor([1.0, 0.0, 0.5, 0.5])
-    groups = torch.tensor([0, 0, 1, 1])
     has_reference = {"correct": torch.tensor([True, False, True, False])}
-    assert build_estimator(method).live_rows(rewards, groups, has_reference).tolist() == [True, False, True, False]
+    distilled = build_estimator(method)
+    live = distilled.live_rows(REWARDS, GROUPS, has_reference)
+    assert live.tolist() == [True, False, True, False]
     blended = build_estimator(method, {"distillation": {"policy_weight": 0.5}})
-    assert blended.live_rows(rewards, groups, has_reference).tolist() == [True, True, True, False]
+    live = blended.live_rows(REWARDS, GROUPS, has_reference)
+    assert live.tolist() == [True, True, True, False]
 
 
 @both
 def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
     """Whatever the rewards and the teacher's log-probs are."""
     batch = batch_of([True, False, True, False])
-    unrewarded = {"token_level_rewards": torch.zeros(4, 3), "correct": torch.zeros(4, dtype=torch.bool)}
-    for changed in ({}, unrewarded, {"teacher_log_probs": {}}):
-        signal = signal_of(method, dataclasses.replace(batch, **changed), distillation={"weight": 2.5})
-        actual = signal.distillation
-        assert actual is not None
-        assert actual.view == "correct"
-        assert actual.divergence == build_config(method, None).distillation.divergence
-        assert actual.token_weight.tolist() == [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
+    unrewarded = dataclasses.replace(batch, token_level_rewards=torch.zeros(4, 3), correct=torch.zeros(4).bool())
+    unscored = dataclasses.replace(batch, teacher_log_probs={})
+    expected = [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
+    for changed in (batch, unrewarded, unscored):
+        signal = signal_of(method, changed, distillation={"weight": 2.5})
+        distillation = signal.distillation
+        assert distillation is not None
+        assert distillation.view == "correct"
+        assert distillation.divergence == build_config(method, None).distillation.divergence
+        assert distillation.token_weight.tolist() == expected
         assert torch.count_nonzero(signal.advantages) == 0
 
 
 @both
 def test_a_policy_weight_blends_in_the_group_advantage(method: str) -> None:
-    """Weight 0.1 gives a tenth of it. Weight 0 with policy_weight 1 is the group method, bit for bit."""
-    batch = batch_of([True] * 4)
-    # Rewards 1 and 0: the deviation is sqrt(1/2), the advantage +-sqrt(1/2).
-    blended = signal_of(method, batch, distillation={"policy_weight": 0.1})
+    """Rewards of 1 and 0 have the deviation sqrt(1/2) and the advantages +-sqrt(1/2), of which weight 0.1 is a tenth."""
+    blended = signal_of(method, batch_of([True] * 4), distillation={"policy_weight": 0.1})
     assert blended.distillation is not None
-    assert blended.advantages[0].tolist() == pytest.approx([0.1 * math.sqrt(0.5)] * 3, rel=1e-5)
-    assert blended.advantages[1].tolist() == pytest.approx([-0.1 * math.sqrt(0.5), 0.0, 0.0], rel=1e-5)
+    tenth = 0.1 * math.sqrt(0.5)
+    assert blended.advantages[0].tolist() == pytest.approx([tenth, tenth, tenth], rel=1e-5)
+    assert blended.advantages[1].tolist() == pytest.approx([-tenth, 0.0, 0.0], rel=1e-5)
+
+
+@both
+def test_a_policy_weight_of_1_is_the_group_method_bit_for_bit(method: str) -> None:
+    batch = batch_of([True] * 4)
+    grpo = signal_of("grpo", batch)
+
+    with_distillation = signal_of(method, batch, distillation={"weight": 1.0, "policy_weight": 1.0})
+    assert with_distillation.distillation is not None
+    assert same_bits(with_distillation.advantages, grpo.advantages)
+
     untaught = dataclasses.replace(batch, teacher_log_probs={})
-    alone = signal_of(method, untaught, distillation={"weight": 0.0, "policy_weight": 1.0})
-    assert alone.distillation is None
-    equal = signal_of(method, batch, distillation={"weight": 1.0, "policy_weight": 1.0})
-    assert equal.distillation is not None
-    for each in (alone, equal):
-        assert same_bits(each.advantages, build_estimator("grpo").signal(batch, step=0).advantages)
+    policy_alone = signal_of(method, untaught, distillation={"weight": 0.0, "policy_weight": 1.0})
+    assert policy_alone.distillation is None
+    assert same_bits(policy_alone.advantages, grpo.advantages)
 
 
 @both
 def test_weight_0_asks_no_teacher_and_leaves_flat_groups_out(method: str) -> None:
-    estimator = build_estimator(method, {"distillation": {"weight": 0.0, "policy_weight": 1.0}})
-    rewards = torch.tensor([1.0, 0.0, 0.5, 0.5])
-    groups = torch.tensor([0, 0, 1, 1])
-    assert not estimator.needs_teacher(step=0)
-    assert possible_rows(estimator, rewards, groups, with_teachers=False).tolist() == [True, True, False, False]
-    assert build_estimator(method).needs_teacher(step=10_000)
-    assert possible_rows(build_estimator(method), rewards, groups, with_teachers=True).tolist() == [True] * 4
+    policy_alone = build_estimator(method, {"distillation": {"weight": 0.0, "policy_weight": 1.0}})
+    assert not policy_alone.needs_teacher(step=0)
+    rows = possible_rows(policy_alone, REWARDS, GROUPS, with_teachers=False)
+    assert rows.tolist() == [True, True, False, False]
+    distilled = build_estimator(method)
+    assert distilled.needs_teacher(step=10_000)
+    rows = possible_rows(distilled, REWARDS, GROUPS, with_teachers=True)
+    assert rows.tolist() == [True, True, True, True]
 
 
 @both
 def test_metrics_count_demonstrated_rollouts_and_the_gain(method: str) -> None:
     """3 of 4 rollouts in 2 of 2 groups have a demonstration; the right one gains half a nat, the wrong ones a quarter."""
-    teacher = torch.tensor([-0.5, -0.5, -0.75, -0.75]).unsqueeze(1).expand(4, 3)
+    teacher = torch.tensor([[-0.5], [-0.5], [-0.75], [-0.75]]).expand(4, 3)
     batch = dataclasses.replace(batch_of([True, False, True, True]), teacher_log_probs={"correct": teacher})
     signal = signal_of(method, batch)
-    actual = results(signal.metrics)
-    assert actual["distillation/demonstrated_rollouts"] == 0.75
-    assert actual["distillation/demonstrated_groups"] == 1.0
-    assert actual["distillation/delta_mean_right"] == 0.5
-    assert actual["distillation/delta_mean_wrong"] == 0.25
-    assert signal.diagnostics["delta"].tolist() == [[0.5] * 3, [0.0] * 3, [0.25, 0.25, 0.0], [0.25] * 3]
-    none = results(signal_of(method, batch_of([False] * 4)).metrics)
-    assert none["distillation/demonstrated_groups"] == 0.0
-    assert "distillation/delta_mean_right" not in none
+    metrics = results(signal.metrics)
+    assert metrics["distillation/demonstrated_rollouts"] == 0.75
+    assert metrics["distillation/demonstrated_groups"] == 1.0
+    assert metrics["distillation/delta_mean_right"] == 0.5
+    assert metrics["distillation/delta_mean_wrong"] == 0.25
+    delta = signal.diagnostics["delta"]
+    assert delta.tolist() == [[0.5, 0.5, 0.5], [0.0, 0.0, 0.0], [0.25, 0.25, 0.0], [0.25, 0.25, 0.25]]
+
+
+@both
+def test_without_a_demonstration_there_is_no_gain(method: str) -> None:
+    signal = signal_of(method, batch_of([False] * 4))
+    metrics = results(signal.metrics)
+    assert metrics["distillation/demonstrated_groups"] == 0.0
+    assert "distillation/delta_mean_right" not in metrics
 
 
 @pytest.mark.parametrize("importance_clip", [None, 2.0])
@@ -115,31 +132,32 @@ def test_metrics_count_demonstrated_rollouts_and_the_gain(method: str) -> None:
 def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
     method: str, aggregation: str, importance_clip: float | None
 ) -> None:
-    """The gradient is attached: it is 0 and not None."""
-    signal = signal_of(
-        method, batch_of([True, False, False, False]), distillation={"divergence": {"importance_clip": importance_clip}}
-    )
+    """The gradient is attached: it is 0 and not None. Row 0 has the first 3 of 9 tokens, with 5 hidden values each."""
+    batch = batch_of([True, False, False, False])
+    mask = batch.response_mask
+    signal = signal_of(method, batch, distillation={"divergence": {"importance_clip": importance_clip}})
     distillation = signal.distillation
     assert distillation is not None
+    divergence = distillation.divergence
+
     generator = torch.Generator().manual_seed(3)
-    mask = batch_of([True] * 4).response_mask
-    student, teacher = (torch.randn(9, 5, generator=generator) for _ in range(2))
+    student = torch.randn(9, 5, generator=generator).requires_grad_()
+    teacher = torch.randn(9, 5, generator=generator)
     head = torch.randn(11, 5, generator=generator)
     targets = torch.randint(11, (9,), generator=generator)
-    divergence = distillation.divergence
-    weight = distillation.token_weight
-    actual = chunked_divergence(
-        student.requires_grad_(), teacher, head, head, targets, divergence, temperature=1.0, chunk_tokens=4
-    )
-    log_probs, values = (torch.zeros(4, 3).masked_scatter(mask, each) for each in actual)
-    losses, _ = distillation_losses(values, log_probs, torch.full((4, 3), -1.0), weight, divergence)
+    of_tokens = chunked_divergence(student, teacher, head, head, targets, divergence, temperature=1.0, chunk_tokens=4)
+    log_probs = torch.zeros(4, 3).masked_scatter(mask, of_tokens[0])
+    values = torch.zeros(4, 3).masked_scatter(mask, of_tokens[1])
+    losses, _ = distillation_losses(values, log_probs, batch.old_log_probs, distillation.token_weight, divergence)
     losses = losses * token_weights(mask, aggregation, LossDenominators(9, 4, 3))
-    masked = losses[1:].sum()
-    assert masked.item() == 0.0
-    assert masked.requires_grad
-    for loss, numbers in ((masked, (0, 0)), (losses.sum(), (15, 0))):
-        (gradient,) = torch.autograd.grad(loss, student, retain_graph=True)
-        assert tuple(int(torch.count_nonzero(rows)) for rows in (gradient[:3], gradient[3:])) == numbers
+
+    masked_loss = losses[1:].sum()
+    assert masked_loss.item() == 0.0
+    (gradient,) = torch.autograd.grad(masked_loss, student, retain_graph=True)
+    assert torch.count_nonzero(gradient) == 0
+    (gradient,) = torch.autograd.grad(losses.sum(), student)
+    assert torch.count_nonzero(gradient[:3]) == 15
+    assert torch.count_nonzero(gradient[3:]) == 0
 
 
 FIRST = rollout(0, 1.0, "70", correct=True, ids=(10, 11, 12))
@@ -164,8 +182,14 @@ PEER_FULL: dict[str, Any] = {"source": "peer_full", "exclude_self": True}
 def test_table_of_demonstrations(
     rollouts: tuple[Any, ...], positive: dict[str, Any], expected: list[tuple[int, ...] | str | None]
 ) -> None:
-    references = build_estimator("sdpo", {"positive": positive}).references(group(*rollouts))["correct"]
-    contents = [getattr(reference, "token_ids", None) or getattr(reference, "text", None) for reference in references]
+    method = build_estimator("sdpo", {"positive": positive})
+    references = method.references(group(*rollouts))["correct"]
+    contents: list[object] = []
+    for reference in references:
+        if isinstance(reference, TokenReference):
+            contents.append(reference.token_ids)
+        else:
+            contents.append(reference and reference.text)
     assert contents == expected
 
 
@@ -222,9 +246,11 @@ def test_right_rollouts_learn_from_advantages_wrong_ones_do_not() -> None:
     signal = signal_of("srpo", batch)
     distillation = signal.distillation
     assert distillation is not None
-    assert distillation.token_weight.tolist() == [[0.0] * 3, [1.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3]
+    assert distillation.token_weight[1].tolist() == [1.0, 0.0, 0.0]
+    assert torch.count_nonzero(distillation.token_weight) == 1
     size = 0.5 / (math.sqrt(0.5) + 1e-6)
-    assert signal.advantages.tolist() == [[pytest.approx(size)] * 3, [0.0] * 3, [0.0] * 3, [0.0] * 3]
+    assert signal.advantages[0].tolist() == pytest.approx([size, size, size])
+    assert torch.count_nonzero(signal.advantages[1:]) == 0
     learned = distillation.token_weight.ne(0) & signal.advantages.ne(0)
     assert not learned.any(), "a token learns from one loss alone"
 
@@ -247,11 +273,12 @@ def test_srpo_without_distillation_is_grpo() -> None:
     batch = dataclasses.replace(batch_of([True] * 4), teacher_log_probs={}, has_reference={})
     signal = signal_of("srpo", batch, distillation={"weight": 0.0, "policy_weight": 1.0})
     assert signal.distillation is None
-    assert same_bits(signal.advantages, build_estimator("grpo").signal(batch, step=0).advantages)
+    grpo = signal_of("grpo", batch)
+    assert same_bits(signal.advantages, grpo.advantages)
 
 
 def test_srpo_updates_taught_rows_and_rows_with_an_advantage() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.0])
-    groups = torch.tensor([0, 0, 1, 1])
     has_reference = {"correct": torch.tensor([False, True, False, False])}
-    assert build_estimator("srpo").live_rows(rewards, groups, has_reference).tolist() == [True, True, False, False]
+    live = build_estimator("srpo").live_rows(rewards, GROUPS, has_reference)
+    assert live.tolist() == [True, True, False, False]

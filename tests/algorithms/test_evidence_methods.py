@@ -61,18 +61,23 @@ def test_evidence_keeps_the_sign_and_moves_by_at_most_lambda_r(
 ) -> None:
     """For lambda = 0, for r = 0 and for delta = 0 it is the plain advantage, bit for bit."""
     advantages, delta = tensors(case, dtype)
+    plain = advantages.unsqueeze(1).expand_as(delta).contiguous()
+
     weighted = weighted_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
     assert weighted.isfinite().all()
-    assert torch.equal(weighted.sign(), advantages.sign().unsqueeze(1).expand_as(delta))
-    exact = advantages.double().unsqueeze(1)
-    moved = (weighted.double() - exact).abs()
+    assert torch.equal(weighted.sign(), plain.sign())
+    moved = (weighted.double() - plain.double()).abs()
     rounding = 2 * torch.finfo(dtype).eps
-    assert (moved <= exact.abs() * (mixing * radius * (1 + 1e-6) + rounding)).all()
-    plain = advantages.unsqueeze(1).expand_as(delta).contiguous()
-    assert same_bits(weighted_advantages(advantages, delta, mixing=0.0, clip_radius=radius), plain)
-    assert same_bits(weighted_advantages(advantages, delta, mixing=mixing, clip_radius=0.0), plain)
-    silent = torch.zeros_like(delta)
-    assert same_bits(weighted_advantages(advantages, silent, mixing=mixing, clip_radius=radius), plain)
+    largest_share = mixing * radius * (1 + 1e-6) + rounding
+    assert (moved <= largest_share * plain.double().abs()).all()
+
+    without_mixing = weighted_advantages(advantages, delta, mixing=0.0, clip_radius=radius)
+    assert same_bits(without_mixing, plain)
+    without_radius = weighted_advantages(advantages, delta, mixing=mixing, clip_radius=0.0)
+    assert same_bits(without_radius, plain)
+    no_evidence = torch.zeros_like(delta)
+    without_evidence = weighted_advantages(advantages, no_evidence, mixing=mixing, clip_radius=radius)
+    assert same_bits(without_evidence, plain)
 
 
 @given(st.lists(st.floats(-300, 300), min_size=1, max_size=8), radii, st.sampled_from([-1.0, 1.0]))
@@ -81,19 +86,26 @@ def test_the_weight_is_the_exponential_clipped_to_1_plus_minus_r(
 ) -> None:
     """So a delta d moves it by at most exp(|d|) - 1, and unclipped weights before and after a swap multiply to 1."""
     delta = torch.tensor([values], dtype=torch.float64)
-    weight = statistics.evidence_weight(delta, torch.tensor([[sign]], dtype=torch.float64), clip_radius=radius)
+    signs = torch.tensor([[sign]], dtype=torch.float64)
+    weight = statistics.evidence_weight(delta, signs, clip_radius=radius)
     expected = (sign * delta).exp().clamp(1.0 - radius, 1.0 + radius)
     torch.testing.assert_close(weight, expected, rtol=1e-13, atol=0)
+
+
+BINARY_REWARDS = [1, 0, 0, 1]
+BONUS_REWARDS = [1.0, 0.1, 0.0, 0.1]
+FLAT_REWARDS = [0.9, 0.9, 0.9, 0.9]
+GROUP_IDS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+LENGTHS = [6, 4, 1, 5, 6, 6, 2, 3, 4, 5, 6, 1]
 
 
 def batch_with(
     views: Mapping[str, Tensor], old: Tensor, dtype: torch.dtype, rewards: Sequence[float] | None = None
 ) -> TokenBatch:
     """Three groups of four: binary rewards, rewards with a format bonus, and one flat group."""
-    rewards = rewards or [1, 0, 0, 1, 1.0, 0.1, 0.0, 0.1, 0.9, 0.9, 0.9, 0.9]
-    lengths = [6, 4, 1, 5, 6, 6, 2, 3, 4, 5, 6, 1]
-    ids = [0] * 4 + [1] * 4 + [2] * 4
-    return token_batch(rewards, ids, lengths=lengths, old=old, views=views, dtype=dtype)
+    if rewards is None:
+        rewards = [*BINARY_REWARDS, *BONUS_REWARDS, *FLAT_REWARDS]
+    return token_batch(rewards, GROUP_IDS, lengths=LENGTHS, old=old, views=views, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,12 +129,16 @@ def test_lambda_0_or_radius_0_is_grpo_and_reads_no_teacher(
 @given(seed=st.integers(0, 10_000), mixing=mixings, radius=radii)
 def test_equal_views_are_grpo_bit_for_bit(dtype: torch.dtype, seed: int, mixing: float, radius: float) -> None:
     old, teacher, _ = log_probs_like((3, 12, 6), seed)
-    weight = {"lambda_init": mixing, "clip_radius": radius}
-    plain = advantages_of("grpo", batch_with({}, old, dtype))
-    both = batch_with({"correct": teacher, "wrong": teacher}, old, dtype)
-    assert same_bits(advantages_of("cepo", both, weight=weight), plain)
+    without_teachers = batch_with({}, old, dtype)
+    equal_teachers = batch_with({"correct": teacher, "wrong": teacher}, old, dtype)
     students_own = batch_with({"correct": old}, old, dtype)
-    assert same_bits(advantages_of("rlsd", students_own, weight=weight), plain)
+
+    weight = {"lambda_init": mixing, "clip_radius": radius}
+    plain = advantages_of("grpo", without_teachers)
+    cepo = advantages_of("cepo", equal_teachers, weight=weight)
+    rlsd = advantages_of("rlsd", students_own, weight=weight)
+    assert same_bits(cepo, plain)
+    assert same_bits(rlsd, plain)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,11 +148,14 @@ def test_cepo_with_the_student_as_wrong_view_is_rlsd(
 ) -> None:
     """The student's log-probs stand in the wrong view's place, and the signals are equal bit for bit."""
     old, correct, _ = log_probs_like((3, 12, 6), seed)
+    student_as_wrong = batch_with({"correct": correct, "wrong": old}, old, dtype)
+    correct_alone = batch_with({"correct": correct}, old, dtype)
+
     weight = {"lambda_init": mixing, "clip_radius": radius}
-    contrastive = signal_of("cepo", batch_with({"correct": correct, "wrong": old}, old, dtype), step=2, weight=weight)
-    one_sided = signal_of("rlsd", batch_with({"correct": correct}, old, dtype), step=2, weight=weight)
-    assert same_bits(contrastive.advantages, one_sided.advantages)
-    assert contrastive.metrics == one_sided.metrics
+    cepo = signal_of("cepo", student_as_wrong, step=2, weight=weight)
+    rlsd = signal_of("rlsd", correct_alone, step=2, weight=weight)
+    assert same_bits(cepo.advantages, rlsd.advantages)
+    assert cepo.metrics == rlsd.metrics
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -144,9 +163,12 @@ def test_cepo_with_the_student_as_wrong_view_is_rlsd(
 def test_swapping_references_and_negating_advantages_cancel(dtype: torch.dtype, seed: int) -> None:
     old, correct, wrong = log_probs_like((3, 12, 6), seed, scale=0.5)
     rewards = [1, 0, 0, 1, 1.0, 0.25, 0.0, 0.25, 1, 0, 0, 0]
-    negated = [-reward for reward in rewards]
-    straight = signal_of("cepo", batch_with({"correct": correct, "wrong": wrong}, old, dtype, rewards))
-    swapped = signal_of("cepo", batch_with({"correct": wrong, "wrong": correct}, old, dtype, negated))
+    negated_rewards = [-reward for reward in rewards]
+    straight_batch = batch_with({"correct": correct, "wrong": wrong}, old, dtype, rewards)
+    swapped_batch = batch_with({"correct": wrong, "wrong": correct}, old, dtype, negated_rewards)
+
+    straight = signal_of("cepo", straight_batch)
+    swapped = signal_of("cepo", swapped_batch)
     assert same_bits(swapped.diagnostics["weight"], straight.diagnostics["weight"])
     assert torch.equal(swapped.advantages, -straight.advantages)
 
@@ -173,18 +195,26 @@ def test_lambdas_are_those_worked_out_by_hand(weight: dict[str, Any], expected: 
         assert mixing_at(step, **weight) == pytest.approx(mixing, abs=1e-12)
 
 
+REWARD_LEVELS = [
+    [0.0, 1.0],
+    [0.0, 0.1, 0.9, 1.0],
+    [0.1, 0.2, 0.3],
+    [-1.7, 0.3, 2.9],
+]
+
+
 @st.composite
 def batches(draw: st.DrawFn, dtype: torch.dtype) -> TokenBatch:
-    sizes = draw(st.lists(st.integers(2, 7), min_size=1, max_size=4))
-    rows = sum(sizes)
-    levels = draw(st.sampled_from([[0.0, 1.0], [0.0, 0.1, 0.9, 1.0], [0.1, 0.2, 0.3], [-1.7, 0.3, 2.9]]))
-    rewards = draw(st.lists(st.sampled_from(levels), min_size=rows, max_size=rows))
+    group_sizes = draw(st.lists(st.integers(2, 7), min_size=1, max_size=4))
+    group_ids: list[int] = []
+    for position, size in enumerate(group_sizes):
+        group_ids += [11 * position] * size
+    rows = len(group_ids)
+    levels = st.sampled_from(draw(st.sampled_from(REWARD_LEVELS)))
+    rewards = draw(st.lists(levels, min_size=rows, max_size=rows))
     lengths = draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows))
     seed = draw(st.integers(0, 999))
     old, correct, wrong = log_probs_like((3, rows, 5), seed)
-    group_ids: list[int] = []
-    for position, size in enumerate(sizes):
-        group_ids += [11 * position] * size
     views = {"correct": correct, "wrong": wrong}
     return token_batch(rewards, group_ids, lengths=lengths, old=old, views=views, dtype=dtype)
 
@@ -197,27 +227,29 @@ def batches(draw: st.DrawFn, dtype: torch.dtype) -> TokenBatch:
 def test_permuting_rows_permutes_advantages_bit_for_bit(name: str, dtype: torch.dtype, data: st.DataObject) -> None:
     """Those that are whitened over the batch up to rounding."""
     batch = data.draw(batches(dtype))
-    order = torch.tensor(data.draw(st.permutations(range(len(batch.correct)))))
-    straight = advantages_of(name, batch, step=3)[order]
-    moved = advantages_of(name, rows_of_batch(batch, order), step=3)
-    torch.testing.assert_close(moved, straight, rtol=1e-6, atol=1e-7)
-    assert same_bits(moved, straight) or name in ("reinforce_plus_plus", "gae")
+    rows = range(len(batch.correct))
+    order = torch.tensor(data.draw(st.permutations(rows)))
+    permuted_batch = rows_of_batch(batch, order)
+    expected = advantages_of(name, batch, step=3)[order]
+    permuted = advantages_of(name, permuted_batch, step=3)
+    torch.testing.assert_close(permuted, expected, rtol=1e-6, atol=1e-7)
+    if name not in ("reinforce_plus_plus", "gae"):
+        assert same_bits(permuted, expected)
 
 
 @given(data=st.data())
 def test_a_group_alone_or_renamed_keeps_its_bits(data: st.DataObject) -> None:
     batch = data.draw(batches(torch.float32))
     whole = advantages_of("cepo", batch)
-    renamed = dataclasses.replace(batch, group_ids=900 - 7 * batch.group_ids)
-    assert same_bits(advantages_of("cepo", renamed), whole)
-    for identity in batch.group_ids.unique():
-        rows = (batch.group_ids == identity).nonzero().squeeze(1)
-        alone = rows_of_batch(batch, rows)
-        assert same_bits(advantages_of("cepo", alone), whole[rows])
+    renamed_batch = dataclasses.replace(batch, group_ids=900 - 7 * batch.group_ids)
+    renamed = advantages_of("cepo", renamed_batch)
+    assert same_bits(renamed, whole)
+    for group_id in batch.group_ids.unique():
+        (rows,) = torch.nonzero(batch.group_ids == group_id, as_tuple=True)
+        alone = advantages_of("cepo", rows_of_batch(batch, rows))
+        assert same_bits(alone, whole[rows])
 
 
-REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
-IDS = [0] * 4 + [1] * 4
 RIGHT = rollout(0, 1.0, "70", correct=True)
 
 
@@ -227,28 +259,47 @@ def wrong(index: int, answer: str | None, reward: float = 0.0, value: str | None
 
 def eight_rows(old: Tensor, views: dict[str, Tensor], **shown: list[bool]) -> TokenBatch:
     """Two groups of four. Every row has a reference for every view unless `shown` says otherwise."""
-    batch = token_batch(REWARDS, IDS, lengths=[5, 3, 1, 4, 2, 5, 5, 1], old=old, views=views)
-    has_reference = {view: torch.tensor(rows) for view, rows in shown.items()}
-    return dataclasses.replace(batch, has_reference={**batch.has_reference, **has_reference})
+    rewards = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+    group_ids = [0, 0, 0, 0, 1, 1, 1, 1]
+    lengths = [5, 3, 1, 4, 2, 5, 5, 1]
+    batch = token_batch(rewards, group_ids, lengths=lengths, old=old, views=views)
+    has_reference = dict(batch.has_reference)
+    for view, rows in shown.items():
+        has_reference[view] = torch.tensor(rows)
+    return dataclasses.replace(batch, has_reference=has_reference)
+
+
+def constant(probability: float) -> Tensor:
+    """The log-probs of `eight_rows` where every token has this probability."""
+    return torch.full((8, 5), math.log(probability))
 
 
 def test_a_rollout_reads_other_rollouts_wrong_answers_alone() -> None:
     """Lowest reward first; 3 and 3.0 have one value and count once; None stands where there is no further one."""
     prompt_group = group(
-        RIGHT, wrong(1, "3", value="3"), wrong(2, "5", 0.1), wrong(3, "3.0", 0.1, value="3"), wrong(4, None)
+        RIGHT,
+        wrong(1, "3", value="3"),
+        wrong(2, "5", reward=0.1),
+        wrong(3, "3.0", reward=0.1, value="3"),
+        wrong(4, None),
     )
     actual = build_estimator("rlcsd", {"num_wrong": 2}).references(prompt_group)
     three = TextReference(text="3", source_index=1)
     five = TextReference(text="5", source_index=2)
+    other_three = TextReference(text="3.0", source_index=3)
     assert actual["wrong_1"] == [three, five, three, three, three]
-    assert actual["wrong_2"] == [five, TextReference(text="3.0", source_index=3), None, five, five]
+    assert actual["wrong_2"] == [five, other_three, None, five, five]
     assert {one.text for one in actual["correct"] if one is not None} == {"70"}
 
 
 def test_strict_lowest_looks_at_the_lowest_rewards_alone() -> None:
     """Of the two lowest of the others, one said nothing and one spelled the right answer otherwise; then both are shown."""
     prompt_group = group(
-        RIGHT, wrong(1, None), rollout(2, 0.1, "70.0", equal=True), wrong(3, "5", 0.2), wrong(4, "6", 0.3)
+        RIGHT,
+        wrong(1, None),
+        rollout(2, 0.1, "70.0", equal=True),
+        wrong(3, "5", reward=0.2),
+        wrong(4, "6", reward=0.3),
     )
     settings = {"negative": {"strict_lowest": True, "select": "most_frequent"}, "num_wrong": 2}
     actual = build_estimator("rlcsd", settings).references(prompt_group)
@@ -262,24 +313,23 @@ def test_strict_lowest_looks_at_the_lowest_rewards_alone() -> None:
 
 @pytest.mark.parametrize("select", ["lowest_reward", "random", "most_frequent"])
 def test_the_first_wrong_reference_is_cepos_choice(select: str) -> None:
-    prompt_group = group(RIGHT, *(wrong(index, answer) for index, answer in enumerate("34535", start=1)))
-    chosen = {
-        name: build_estimator(name, {"negative": {"select": select}}).references(prompt_group)
-        for name in ("rlcsd", "cepo")
-    }
-    assert chosen["rlcsd"]["wrong_1"][0] == chosen["cepo"]["wrong"][0]
+    wrong_rollouts = [wrong(index, answer) for index, answer in enumerate("34535", start=1)]
+    prompt_group = group(RIGHT, *wrong_rollouts)
+    settings = {"negative": {"select": select}}
+    rlcsd = build_estimator("rlcsd", settings).references(prompt_group)
+    cepo = build_estimator("cepo", settings).references(prompt_group)
+    assert rlcsd["wrong_1"][0] == cepo["wrong"][0]
 
 
 def test_the_wrong_side_is_the_mean_of_the_probabilities_shown() -> None:
     """Row 1 reads two of three wrong references, so its mean is (0.5 + 0.125) / 2."""
-    old = torch.full((8, 5), math.log(0.3))
     views = {
-        "correct": torch.full((8, 5), math.log(0.25)),
-        "wrong_1": torch.full((8, 5), math.log(0.5)),
-        "wrong_2": torch.full((8, 5), math.log(0.1)),
-        "wrong_3": torch.full((8, 5), math.log(0.125)),
+        "correct": constant(0.25),
+        "wrong_1": constant(0.5),
+        "wrong_2": constant(0.1),
+        "wrong_3": constant(0.125),
     }
-    batch = eight_rows(old, views, wrong_2=[True, False] + [True] * 6)
+    batch = eight_rows(constant(0.3), views, wrong_2=[True, False] + [True] * 6)
     delta = signal_of("rlcsd", batch, num_wrong=3).diagnostics["delta"]
     of_three = (0.5 + 0.1 + 0.125) / 3
     of_two = (0.5 + 0.125) / 2
@@ -288,21 +338,23 @@ def test_the_wrong_side_is_the_mean_of_the_probabilities_shown() -> None:
 
 
 def test_one_wrong_reference_is_cepo_and_none_is_rlsd() -> None:
-    old, correct, first, second = (tensor.float() for tensor in log_probs_like((4, 8, 5), seed=2))
-    yes = [True] * 8
-    no = [False] * 8
-    cepo = advantages_of("cepo", eight_rows(old, {"correct": correct, "wrong": first}), step=3)
-    rlsd = advantages_of("rlsd", eight_rows(old, {"correct": correct}), step=3)
+    old, correct, first, second = log_probs_like((4, 8, 5), seed=2).float()
+    every_row = [True] * 8
+    no_row = [False] * 8
 
+    with_first = eight_rows(old, {"correct": correct, "wrong": first})
+    cepo = advantages_of("cepo", with_first, step=3)
     views = {"correct": correct, "wrong_1": first, "wrong_2": old}
-    one_of_two = eight_rows(old, views, wrong_1=yes, wrong_2=no)
+    one_of_two = eight_rows(old, views, wrong_1=every_row, wrong_2=no_row)
     assert same_bits(advantages_of("rlcsd", one_of_two, step=3, num_wrong=2), cepo)
 
-    another = eight_rows(old, {"correct": correct, "wrong_1": second})
-    assert not same_bits(advantages_of("rlcsd", another, step=3, num_wrong=1), cepo)
+    with_second = eight_rows(old, {"correct": correct, "wrong_1": second})
+    assert not same_bits(advantages_of("rlcsd", with_second, step=3, num_wrong=1), cepo)
 
+    correct_alone = eight_rows(old, {"correct": correct})
+    rlsd = advantages_of("rlsd", correct_alone, step=3)
     views = {"correct": correct, "wrong_1": old, "wrong_2": old}
-    none_of_two = eight_rows(old, views, wrong_1=no, wrong_2=no)
+    none_of_two = eight_rows(old, views, wrong_1=no_row, wrong_2=no_row)
     assert same_bits(advantages_of("rlcsd", none_of_two, step=3, num_wrong=2), rlsd)
 
 
@@ -313,14 +365,14 @@ def test_sides_that_cannot_be_shown_leave_the_others() -> None:
         "wrong_1": torch.tensor([False, True, False]),
         "wrong_2": torch.tensor([True, True, False]),
     }
-    settings = {"num_wrong": 2}
-    kept = build_estimator("rlcsd", settings).settled(shown)
+    student = build_estimator("rlcsd", {"num_wrong": 2})
+    kept = student.settled(shown)
     assert set(kept) == set(shown)
     assert kept["correct"].tolist() == [True, False, True]
     assert kept["wrong_1"].tolist() == [False, False, False]
     assert kept["wrong_2"].tolist() == [True, False, False]
-    neutral = build_estimator("rlcsd", {**settings, "negative": {"fallback": "neutral"}}).settled(shown)
-    assert neutral["correct"].tolist() == [True, False, False]
+    neutral = build_estimator("rlcsd", {"num_wrong": 2, "negative": {"fallback": "neutral"}})
+    assert neutral.settled(shown)["correct"].tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -329,15 +381,15 @@ def test_sides_that_cannot_be_shown_leave_the_others() -> None:
 )
 def test_evidence_of_the_input_is_student_less_other_prompt(name: str, view: str, reference: Reference) -> None:
     """A right rollout's token of delta log 1.2 has weight 1.2, a wrong one's 1 / 1.2; lambda is 1."""
-    old = torch.full((8, 5), math.log(0.6))
-    without_input = torch.full((8, 5), math.log(0.5))
-    batch = eight_rows(old, {view: without_input})
+    batch = eight_rows(constant(0.6), {view: constant(0.5)})
     diagnostics = signal_of(name, batch, weight={"lambda_init": 1.0}).diagnostics
-    assert float(diagnostics["delta"][0, 0]) == pytest.approx(math.log(1.2), rel=1e-6)
-    assert float(diagnostics["weight"][0, 0]) == pytest.approx(1.2, rel=1e-6)
-    assert float(diagnostics["weight"][1, 0]) == pytest.approx(1 / 1.2, rel=1e-6)
-    references = build_estimator(name).references(group(RIGHT, wrong(1, "3")))
-    assert references == {view: [reference] * 2}
+    delta = diagnostics["delta"][:, 0]
+    weight = diagnostics["weight"][:, 0]
+    assert float(delta[0]) == pytest.approx(math.log(1.2), rel=1e-6)
+    assert float(weight[0]) == pytest.approx(1.2, rel=1e-6)
+    assert float(weight[1]) == pytest.approx(1 / 1.2, rel=1e-6)
+    prompt_group = group(RIGHT, wrong(1, "3"))
+    assert build_estimator(name).references(prompt_group) == {view: [reference, reference]}
 
 
 def test_the_released_method_needs_both_sides() -> None:
@@ -355,6 +407,12 @@ def test_the_released_method_needs_both_sides() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0])
     group_ids = torch.zeros(3, dtype=torch.int64)
     assert method.live_rows(rewards, group_ids, shown).tolist() == [True, False, False]
-    references = method.references(group(RIGHT, wrong(1, "3"), wrong(2, "5")))
-    assert [reference and reference.source_index for reference in references["correct"]] == [None, 0, 0]
-    assert {reference and reference.source_index for reference in references["wrong_1"][1:]} == {1, 2}
+    prompt_group = group(RIGHT, wrong(1, "3"), wrong(2, "5"))
+    references = method.references(prompt_group)
+    assert sources(references["correct"]) == [None, 0, 0]
+    assert set(sources(references["wrong_1"][1:])) == {1, 2}
+
+
+def sources(references: Sequence[Reference | None]) -> list[int | None]:
+    """The rollouts whose texts are read."""
+    return [reference and reference.source_index for reference in references]

@@ -38,8 +38,11 @@ def assert_advantages(actual: Tensor, expected: equations.Rows) -> None:
 def test_the_gate_is_its_equation(scale: float, threshold: float, floor: float, mixing: float) -> None:
     batch = batch_of("correct", "wrong", scale=scale)
     teachers = batch.teacher_log_probs
-    sides = list(zip(by_token(teachers["correct"]), by_token(teachers["wrong"]), strict=True))
-    expected = equations.gated_advantages(equations.spread(PLAIN, LENGTHS), sides, mixing, threshold, floor)
+    correct = by_token(teachers["correct"])
+    wrong = by_token(teachers["wrong"])
+    sides = list(zip(correct, wrong, strict=True))
+    plain = equations.spread(PLAIN, LENGTHS)
+    expected = equations.gated_advantages(plain, sides, mixing, threshold, floor)
     weight = {"lambda_init": mixing}
     actual = advantages_of("contrast_gate", batch, threshold=threshold, floor=floor, weight=weight)
     assert_advantages(actual, expected)
@@ -77,20 +80,27 @@ def test_each_tokens_own_sign_weights_it_over_hindsight(name: str) -> None:
 @pytest.mark.parametrize("closeness", [1.0, 0.02, 0.005])
 def test_the_released_residual_is_its_equation(closeness: float) -> None:
     """Teachers whose log-probs are `closeness` times as far from the student's as random ones; not every row has both sides."""
-    names = ("correct", "wrong_1", "wrong_2", "wrong_3", "wrong_4")
-    batch = batch_of(*names)
+    wrong_names = ("wrong_1", "wrong_2", "wrong_3", "wrong_4")
+    batch = batch_of("correct", *wrong_names)
     views: dict[str, Tensor] = {}
     for name, values in batch.teacher_log_probs.items():
         views[name] = torch.lerp(batch.old_log_probs, values, closeness)
+    has_reference = {"correct": torch.arange(12) < 7}
     shown = torch.rand(4, 12, generator=torch.Generator().manual_seed(5)) > 0.4
-    has_reference = dict(zip(names, [torch.arange(12) < 7, *shown], strict=True))
+    for name, rows in zip(wrong_names, shown, strict=True):
+        has_reference[name] = rows
     batch = dataclasses.replace(batch, teacher_log_probs=views, has_reference=has_reference)
+
     has_both: list[bool] = []
     deltas: equations.Rows = []
     for row, length in enumerate(LENGTHS):
-        chances = [views[name][row, :length].exp() for name in names[1:] if has_reference[name][row]]
-        has_both.append(row < 7 and bool(chances))
-        wrong = torch.stack(chances).mean(dim=0).log() if chances else torch.zeros(length)
-        deltas.append((views["correct"][row, :length] - wrong).numpy())
+        wrong_names_shown = [name for name in wrong_names if has_reference[name][row]]
+        has_both.append(row < 7 and bool(wrong_names_shown))
+        wrong = torch.zeros(length)
+        if wrong_names_shown:
+            probabilities = torch.stack([views[name][row, :length].exp() for name in wrong_names_shown])
+            wrong = probabilities.mean(dim=0).log()
+        delta = views["correct"][row, :length] - wrong
+        deltas.append(delta.numpy())
     expected = equations.residual_advantages(PLAIN, deltas, has_both, strength=0.5, tau=0.02, threshold=0.02)
     assert_advantages(advantages_of("rlcsd_released", batch), expected)

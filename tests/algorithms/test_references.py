@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from case_files import cases
 from factories import group, rollout, settled_references
 
 from cepo.algorithms import build_estimator
@@ -19,9 +18,7 @@ from cepo.trainer.rollout_groups import reference_metrics
 from cepo.types import ImageReference, Reference, Rollout, RolloutGroup, TextReference, TokenReference
 
 TRUTH = TextReference(text="70")
-WRONG_ANSWERS: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("wrong_answers.yaml").read_text(encoding="utf-8")
-)
+WRONG_ANSWERS: dict[str, dict[str, Any]] = cases(__file__, "wrong_answers.yaml")
 RULES: dict[str, dict[str, Any]] = {
     "lowest_reward": {},
     "most_frequent": {"select": "most_frequent"},

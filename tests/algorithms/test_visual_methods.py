@@ -47,22 +47,28 @@ def plain_of(batch: TokenBatch) -> list[float]:
     return statistics.group_advantages(batch.rewards, batch.group_ids).tolist()
 
 
+def live_rows(name: str, batch: TokenBatch, **settings: float) -> list[bool]:
+    method = build_estimator(name, settings)
+    return method.live_rows(batch.rewards, batch.group_ids, batch.has_reference).tolist()
+
+
 def test_vppo_adds_its_bonus_in_every_group() -> None:
     """As the released loss does; groups of equal rewards learn it alone, and need no masked image for it."""
     batch = batch_of("masked", has_images=[True] * 8 + [False] * 4)
-    estimator = build_estimator("vppo", {"log_prob_bonus": 0.25})
-    advantages = estimator.signal(batch, step=0).advantages
+    advantages = advantages_of("vppo", batch, log_prob_bonus=0.25)
     assert torch.equal(advantages[8:], 0.25 * batch.response_mask[8:].double())
-    sees = {"masked": batch.has_reference["masked"]}
-    assert bool(estimator.live_rows(batch.rewards, batch.group_ids, sees).all())
-    released = build_estimator("vppo")
-    assert bool(released.live_rows(batch.rewards, batch.group_ids, sees).all())
-    without = build_estimator("vppo", {"log_prob_bonus": 0.0})
-    assert without.live_rows(batch.rewards, batch.group_ids, sees).tolist() == [True] * 8 + [False] * 4
+    assert live_rows("vppo", batch, log_prob_bonus=0.25) == [True] * 12
+    assert live_rows("vppo", batch) == [True] * 12, "the released method has a bonus"
+    assert live_rows("vppo", batch, log_prob_bonus=0.0) == [True] * 8 + [False] * 4
+
+
+def test_vppo_masks_images_of_groups_with_differing_rewards() -> None:
+    vppo = build_estimator("vppo", {"log_prob_bonus": 0.25})
     flat = group(rollout(0, 1.0, "7"), rollout(1, 1.0, "7"))
+    assert vppo.references(flat) == {"masked": [None, None]}
     mixed = group(rollout(0, 0.0, "7"), rollout(1, 1.0, "7"))
-    assert estimator.references(flat) == {"masked": [None, None]}
-    assert estimator.references(mixed) == {"masked": [ImageReference(masked=0.5)] * 2}
+    half = ImageReference(masked=0.5)
+    assert vppo.references(mixed) == {"masked": [half, half]}
 
 
 def test_vppo_scales_average_1_and_others_stay() -> None:
@@ -74,7 +80,8 @@ def test_vppo_scales_average_1_and_others_stay() -> None:
     weights = signal.diagnostics["weight"][counted_rows, 0]
     assert float(weights.mean()) == pytest.approx(1.0)
     assert float(weights.min()) == pytest.approx(0.9)
-    assert same_bits(signal.advantages[4], advantages_of("grpo", batch)[4])
+    grpo = advantages_of("grpo", batch)
+    assert same_bits(signal.advantages[4], grpo[4])
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 5.0, 30.0])
@@ -94,22 +101,23 @@ def test_papo_has_the_gradient_of_its_published_loss(scale: float) -> None:
 
 def test_papo_learns_from_images_in_groups_of_equal_rewards() -> None:
     """delta = log 2: 0.5 (1 - 1/2) = 0.25. Without a bonus, rows without images in such groups are left out."""
-    old = torch.full((2, 1), math.log(0.5), dtype=torch.float64)
-    views = {"masked": torch.full((2, 1), math.log(0.25), dtype=torch.float64)}
-    batch = token_batch([1.0, 1.0], [0, 0], lengths=[1, 1], old=old, views=views, dtype=torch.float64)
-    settings = {"perception_weight": 0.5, "log_prob_bonus": 0.0}
-    assert advantages_of("papo", batch, **settings).tolist() == [[pytest.approx(0.25)]] * 2
-    sees = {"masked": torch.tensor([True, False])}
-    method = build_estimator("papo", settings)
-    assert method.live_rows(batch.rewards, batch.group_ids, sees).tolist() == [True, False]
-    assert build_estimator("papo").live_rows(batch.rewards, batch.group_ids, sees).tolist() == [True, True]
+    seen = torch.full((2, 1), math.log(0.5), dtype=torch.float64)
+    masked = torch.full((2, 1), math.log(0.25), dtype=torch.float64)
+    batch = token_batch([1.0, 1.0], [0, 0], lengths=[1, 1], old=seen, views={"masked": masked}, dtype=torch.float64)
+    advantages = advantages_of("papo", batch, perception_weight=0.5, log_prob_bonus=0.0)
+    assert advantages.flatten().tolist() == pytest.approx([0.25, 0.25])
+
+    one_image = dataclasses.replace(batch, has_reference={"masked": torch.tensor([True, False])})
+    assert live_rows("papo", one_image, perception_weight=0.5, log_prob_bonus=0.0) == [True, False]
+    assert live_rows("papo", one_image) == [True, True]
 
 
 def test_papo_without_a_perception_loss_asks_no_teacher() -> None:
     batch = dataclasses.replace(batch_of("masked"), teacher_log_probs={}, has_reference={})
     method = build_estimator("papo", {"perception_weight": 0.0, "log_prob_bonus": 0.0})
     assert not method.needs_teacher(step=0)
-    assert same_bits(method.signal(batch, step=0).advantages, advantages_of("grpo", batch))
+    advantages = method.signal(batch, step=0).advantages
+    assert same_bits(advantages, advantages_of("grpo", batch))
 
 
 @every_method
@@ -122,9 +130,13 @@ def test_without_images_the_method_is_grpo(name: str) -> None:
 @every_method
 def test_every_rollout_reads_the_prompt_without_its_image(name: str) -> None:
     prompt_group = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))
-    probability = {"vppo": 0.5, "papo": 0.6}.get(name)
-    expected = ImageReference() if probability is None else ImageReference(masked=probability)
-    assert build_estimator(name).references(prompt_group) == {VIEW_OF[name]: [expected] * 2}
+    without_image = {
+        "vppo": ImageReference(masked=0.5),
+        "papo": ImageReference(masked=0.6),
+        "pgpo": ImageReference(),
+    }[name]
+    references = build_estimator(name).references(prompt_group)
+    assert references == {VIEW_OF[name]: [without_image, without_image]}
 
 
 @every_method
@@ -134,7 +146,8 @@ def test_metrics_average_over_tokens_that_saw_an_image(name: str) -> None:
     metrics = results(signal_of(name, batch).metrics)
     deltas = batch.old_log_probs - batch.teacher_log_probs[VIEW_OF[name]]
     seen = torch.cat([deltas[0, :7], deltas[1, :3]])
-    assert metrics["perception/dependence"] == pytest.approx(numpy.mean(equations.dependences([seen.numpy()])))
+    expected = numpy.mean(equations.dependences([seen.numpy()]))
+    assert metrics["perception/dependence"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.25, [1, 0, 0, 0]), (0.26, [1, 0, 0, 1]), (1.0, [1, 1, 1, 1])])
@@ -142,4 +155,5 @@ def test_of_equal_tokens_the_earlier_are_kept(share: float, expected: list[int])
     """The highest is the first; then come the last, and two equal ones."""
     values = torch.tensor([[3.0, 1.0, 1.0, 2.0, 9.0]])
     mask = torch.tensor([[True, True, True, True, False]])
-    assert statistics.highest_tokens(values, mask, share=share).int().tolist() == [[*expected, 0]]
+    kept = statistics.highest_tokens(values, mask, share=share)
+    assert kept[0].int().tolist() == [*expected, 0]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from case_files import cases
 from factories import token_batch
 from torch import Tensor
-from worked_examples import examples, tensor
+from worked_examples import tensor
 
 from cepo.algorithms import build_estimator
 from cepo.metrics import results
 from cepo.types import TokenBatch
 
-EXAMPLES = examples(Path(__file__).with_name("worked_signals.yaml"))
+EXAMPLES = cases(__file__, "worked_signals.yaml")
 
 
 def views_of(example: dict[str, Any]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from case_files import cases
 from PIL import Image
 from run_folders import group, rollout, validated, write_checkpoint, write_run
 from safetensors.torch import save_file
@@ -341,19 +342,8 @@ def adapter(actor: Path, weights: Mapping[str, torch.Tensor], **settings: Any) -
 LAYER = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
 ENDLESS = r"((\w|\.)+)+$!"
 """A pattern that takes forever to find that a name does not match."""
-MISLEADING: dict[str, tuple[dict[str, Any], str]] = {
-    "ranks for patterns": ({"rank_pattern": {ENDLESS: 8}}, "settings that cepo does not read: rank_pattern"),
-    "a module to import": ({"megatron_core": "evil"}, "does not read: megatron_core"),
-    "another kind of adapter": ({"peft_type": "IA3"}, "does not read: peft_type"),
-    "an infinite scale": ({"lora_alpha": float("inf")}, r"\blora_alpha\b"),
-    "a scale of text": ({"lora_alpha": "8"}, r"\blora_alpha\b"),
-    "a rank of 0": ({"r": 0}, r"\br\b"),
-    "a scale by the root of text": ({"use_rslora": "no"}, r"\buse_rslora\b"),
-    "magnitudes of text": ({"use_dora": "no"}, r"\buse_dora\b"),
-    "turned matrices": ({"fan_in_fan_out": "no"}, r"\bfan_in_fan_out\b"),
-    "biases of the base": ({"bias": "all"}, r"\bbias\b"),
-    "a module in text": ({"modules_to_save": "lm_head"}, r"\bmodules_to_save\b"),
-}
+MISLEADING = cases(__file__, "misleading_adapters.yaml")
+MISLEADING["ranks for patterns"] = ({"rank_pattern": {ENDLESS: 8}}, "settings that cepo does not read: rank_pattern")
 
 
 @pytest.mark.parametrize("name", MISLEADING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from case_files import cases
 
 from cepo.config.arguments import settings_in
 from cepo.errors import ConfigError
@@ -35,15 +36,7 @@ def test_a_flag_and_a_file_are_written_as_settings(words: list[str], advice: str
 
 @pytest.mark.parametrize(
     ("words", "at_fault"),
-    [
-        (["trainer.logger=[console,", "wandb]"], "wandb]"),
-        (["a.b", "=", "3"], "a.b"),
-        (["a.b=", "3"], "3"),
-        (["a.b", "3"], "a.b"),
-        (["a.b:3"], "a.b:3"),
-        (["rloo"], "rloo"),
-        (["microgeo:validation"], "microgeo:validation"),
-    ],
+    cases(__file__, "no_settings.yaml"),
 )
 def test_another_word_is_named_with_the_form_of_settings(words: list[str], at_fault: str) -> None:
     with pytest.raises(ConfigError) as raised:

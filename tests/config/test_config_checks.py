@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from case_files import cases
 from pydantic import ValidationError
 
 from cepo.commands.cli import main
@@ -18,9 +18,7 @@ from cepo.config.path_checks import require_weights
 from cepo.errors import ConfigError
 
 BASE = "config=configs/microgeo/base.yaml"
-FAULTS: dict[str, list[str]] = yaml.safe_load(
-    Path(__file__).with_name("faults_between_settings.yaml").read_text(encoding="utf-8")
-)
+FAULTS: dict[str, list[str]] = cases(__file__, "faults_between_settings.yaml")
 
 
 def fault(*arguments: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from case_files import cases
 from config_arguments import REQUIRED, load, message_of, write
 from fuzzing import only_our_errors
 from hypothesis import example, given
@@ -17,8 +18,8 @@ from cepo.errors import ConfigError
 from cepo.files.trees import nested
 
 FOLDER = Path(__file__).parent
-FAULTY_ARGUMENTS: dict[str, list[str]] = yaml.safe_load((FOLDER / "faulty_arguments.yaml").read_text(encoding="utf-8"))
-FAULTY_FILES: list[dict[str, str]] = yaml.safe_load((FOLDER / "faulty_files.yaml").read_text(encoding="utf-8"))
+FAULTY_ARGUMENTS: dict[str, list[str]] = cases(__file__, "faulty_arguments.yaml")
+FAULTY_FILES: list[dict[str, str]] = cases(__file__, "faulty_files.yaml")
 
 
 def test_a_fault_of_the_command_line_itself_is_told() -> None:
@@ -154,7 +155,6 @@ def test_any_content_of_a_file_gives_a_run_or_our_error(
 def test_any_values_of_known_keys_give_a_run_or_our_error(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, object]]
 ) -> None:
-    import yaml
 
     content = yaml.safe_dump(nested(dict(pairs)), allow_unicode=True).encode("utf-8", "replace")
     attempt([f"config={written(tmp_path_factory, content)}", *REQUIRED])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from case_files import cases
 
 from cepo.algorithms import build_estimator
 from cepo.config import RunConfig, check_config, load_config
@@ -279,18 +280,7 @@ def test_the_first_line_of_every_yaml_names_a_schema_it_keeps(file: Path) -> Non
 
 @pytest.mark.parametrize(
     ("tree", "marked"),
-    [
-        ({"data": {"max_promt_length": 3}}, True),
-        ({"worker": {"rollout": {"n": 0}}}, True),
-        ({"worker": {"rollout": {"n": "${data.seed}"}}}, False),
-        ({"worker": {"rollout": {"top_k": -1, "val_override_config": {"temperature": 0}}}}, False),
-        ({"worker": {"rollout": {"val_override_config": {"temprature": 0}}}}, True),
-        ({"algorithm": {"adv_estimator": "cepo", "weight": {"clip_radius": 1.0}}}, True),
-        ({"algorithm": {"negative": {"select": "random"}, "rlcsd": {"num_wrong": 2}}}, False),
-        ({"algorithm": {"my_method": {"anything": 1}}}, False),
-        ({"algorithm": {"gama": 1.0}}, True),
-        ({"base": "base.yaml", "trainer": {"max_steps": None}}, False),
-    ],
+    cases(__file__, "schema_cases.yaml"),
 )
 def test_the_schema_marks_what_the_reader_refuses(tree: Any, marked: bool) -> None:
     assert bool(schema_faults(tree)) == marked

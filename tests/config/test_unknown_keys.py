@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
+from case_files import cases
 from config_arguments import REQUIRED, message_of, write
 
 from cepo.config.arguments import settings_in
@@ -15,9 +15,7 @@ from cepo.config.other_programs import NAMES, translation_of
 from cepo.config.unknown_keys import what_to_write
 from cepo.errors import ConfigError
 
-FOREIGN_NAMES: dict[str, str] = yaml.safe_load(
-    Path(__file__).with_name("foreign_names.yaml").read_text(encoding="utf-8")
-)
+FOREIGN_NAMES: dict[str, str] = cases(__file__, "foreign_names.yaml")
 SETTINGS = {setting.key for setting in all_settings()}
 SECTIONS = {key.rpartition(".")[0] for key in SETTINGS}
 MAPPINGS = ("worker.reward.reward_function_kwargs", "worker.rollout.val_override_config")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_files import cases
 from local_server import local_server
 from pydantic import TypeAdapter
 from run_folders import write_checkpoint
@@ -278,33 +279,14 @@ def test_listed_rewards_compute_and_do_nothing_else(file: str) -> None:
     assert not names & {"open", "eval", "exec", "compile", "__import__", "getattr"}
 
 
-JUDGE = "worker.reward.reward_function=cepo/rewards/judge.py:compute_score"
-JUDGED = "{base_url: 'http://HOST/v1', model: m, api_key_variable: CANARY, cache: DIR/out}"
-FOREIGN = {
-    "a judge": (JUDGE, f"worker.reward.reward_function_kwargs={JUDGED}"),
-    "a judge by its absolute path": (f"worker.reward.reward_function={PACKAGE_FOLDER}/rewards/judge.py:compute_score",),
-    "a judge beside a verifier": ("worker.reward.reward_function=[cepo/rewards/math.py:compute_score, cepo/rewards/judge.py]",),
-    "a reward model": ("worker.reward.reward_function=examples/reward_function/reward_model.py:compute_score",),
-    "another function of a listed file": ("worker.reward.reward_function=cepo/rewards/math.py:equal",),
-    "a keyword with text": ("worker.reward.reward_function_kwargs={format_weight: '/etc/passwd'}",),
-    "a keyword with a list": ("worker.reward.reward_function_kwargs={format_weight: [1]}",),
-    "an answer function": ("worker.reward.answer_function=cepo/rewards/judge.py:compute_score",),
-    "a host of images": ("data.image_hosts=['http://HOST']",),
-    "a folder of images": ("data.image_dir=DIR",),
-    "another validation set": ("data.val_files=DIR/secret.jsonl",),
-    "data of the hub": ("data.train_files=evil/data@train", "data.val_files=evil/data@test"),
-    "another tokenizer": ("worker.actor.model.tokenizer_path=DIR/model",),
-    "another model": ("worker.actor.model.model_path=DIR/model",),
-    "a model of the hub": ("worker.actor.model.model_path=evil/model",),
-    "an entry of the model": ("worker.actor.model.override_config={_name_or_path: /etc}",),
-    "a format prompt elsewhere": ("data.format_prompt=DIR/secret.txt",),
-    "a template elsewhere": ("data.override_chat_template=DIR/secret.txt",),
-}  # fmt: skip
+FOREIGN = cases(__file__, "foreign_settings.yaml")
 """Settings of a stranger's record, of which each alone is refused."""
-NOT_READ_BY_A_MERGE = {
-    name
-    for name in FOREIGN
-    if not name.startswith(("another tokenizer", "another model", "a model", "an entry", "a template"))
+READ_BY_A_MERGE = {
+    "another tokenizer",
+    "another model",
+    "a model of the hub",
+    "an entry of the model",
+    "a template elsewhere",
 }
 
 
@@ -335,7 +317,12 @@ def test_a_strangers_record_opens_nothing(
     monkeypatch.setenv("CANARY", "s3cret")
     address, requests = asked
     (tmp_path / "secret.txt").write_text("s3cret")
-    settings = [text.replace("HOST", address).replace("DIR", str(tmp_path)) for text in FOREIGN[name]]
+    places = {"HOST": address, "DIR": str(tmp_path), "PACKAGE": str(PACKAGE_FOLDER)}
+    settings: list[str] = []
+    for setting in FOREIGN[name]:
+        for word, place in places.items():
+            setting = setting.replace(word, place)
+        settings.append(setting)
     step = write_checkpoint(tmp_path / "run", *settings)
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
@@ -344,7 +331,7 @@ def test_a_strangers_record_opens_nothing(
         "merge": ["--checkpoint", step, "--out", tmp_path / "out"],
         "credit": ["methods=grpo", f"checkpoint={step}"],
     }
-    if command == "merge" and name in NOT_READ_BY_A_MERGE:
+    if command == "merge" and name not in READ_BY_A_MERGE:
         assert find_base(step / "actor").path == "microgeo:model"
         return
     if command == "credit" and name == "another validation set":  # it reads none

@@ -70,7 +70,8 @@ def test_only_declared_views_are_read_and_all_of_them_at_step_0(name: str) -> No
 def test_two_calls_give_the_same_bits_and_change_no_input(name: str, step: int) -> None:
     batch = make_batch(name)
     before = {key: tensor.clone() for key, tensor in tensors_of(batch).items()}
-    first, second = (signal_of(name, batch, step) for _ in range(2))
+    first = signal_of(name, batch, step)
+    second = signal_of(name, batch, step)
     assert same_bits(first.advantages, second.advantages)
     assert first.metrics == second.metrics
     for key, tensor in tensors_of(batch).items():

@@ -171,19 +171,22 @@ def test_no_split_into_micro_batches_changes_the_sum(
 @every_loss
 def test_metrics_merge_to_those_of_the_whole_step(name: str) -> None:
     """Each carries its reduction: fractions over 14 response tokens, whichever rows are passed together."""
-    loss, tokens = built(name), make_tokens()
-    step = step_metrics(ObjectiveSettings(loss=loss), DENOMINATORS, distils=False)
-    whole = results(merge_metrics([policy_metrics(loss, tokens), step]))
+    loss = built(name)
+    tokens = make_tokens()
+    of_step = step_metrics(ObjectiveSettings(loss=loss), DENOMINATORS, distils=False)
+    whole = results(merge_metrics([policy_metrics(loss, tokens), of_step]))
     parts = [policy_metrics(loss, rows_of(tokens, rows)) for rows in ([3, 0], [1], [2, 4])]
-    assert results(merge_metrics([*parts, step])) == pytest.approx(whole)
+    assert results(merge_metrics([*parts, of_step])) == pytest.approx(whole)
+
     counted = loss.counted(tokens)
     assert set(counted) == set(loss.fractions)
-    for key, chosen in counted.items():
-        assert chosen.dtype == torch.bool, key
-        assert chosen.shape == tokens.log_probs.shape, key
-        assert whole[key] == pytest.approx((chosen & tokens.response_mask).sum().item() / 14)
-    without_rows = results(step)
-    assert [without_rows[key] for key in loss.fractions] == [0.0] * len(loss.fractions)
+    without_rows = results(of_step)
+    for key, is_counted in counted.items():
+        assert is_counted.dtype == torch.bool, key
+        assert is_counted.shape == tokens.log_probs.shape, key
+        num_counted = (is_counted & tokens.response_mask).sum().item()
+        assert whole[key] == pytest.approx(num_counted / 14)
+        assert without_rows[key] == 0.0
 
 
 @every_loss

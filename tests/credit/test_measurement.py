@@ -63,7 +63,8 @@ def rollouts_of(rewards: Sequence[float], responses: Sequence[tuple[int, ...]], 
     for number in range(len(responses) // group_size):
         problem = Problem(prompt_id=f"p{number}", text="", images=(), ground_truth="", solution=None, columns={})
         problems.append(problem)
-    return factories.rollouts_of(responses, rewards, problems=problems, prompts=[], correct=torch.tensor(rewards) > 0)
+    correct = torch.tensor(rewards) > 0
+    return factories.rollouts_of(responses, rewards, problems=problems, prompts=[], correct=correct)
 
 
 def values_of(figures: dict[str, agreement.Figure]) -> dict[str, float | None]:
@@ -100,8 +101,10 @@ def test_the_area_under_the_curve_counts_pairs() -> None:
     for high in numbers[positive]:
         for low in numbers[~positive]:
             pairs.append((high > low) + 0.5 * (high == low))
-    assert agreement.area_under_curve(numbers, positive) == pytest.approx(numpy.mean(pairs), abs=1e-12)
-    assert numpy.isnan(agreement.area_under_curve(numbers, numpy.zeros(40, dtype=bool)))
+    area = agreement.area_under_curve(numbers, positive)
+    assert area == pytest.approx(numpy.mean(pairs), abs=1e-12)
+    nothing_positive = numpy.zeros(40, dtype=bool)
+    assert numpy.isnan(agreement.area_under_curve(numbers, nothing_positive))
 
 
 def test_decisive_tokens_of_two_responses_by_hand() -> None:
@@ -121,13 +124,14 @@ def test_decisive_tokens_of_two_responses_by_hand() -> None:
 def test_the_correction_recovers_a_known_correlation() -> None:
     """The credit has correlation 0.6 with the noiseless truth, whose noise is as large as itself: 0.6 / sqrt(2) = 0.42."""
     generator = numpy.random.default_rng(2)
-    exact = generator.normal(size=40_000)
-    given = 0.6 * exact + 0.8 * generator.normal(size=exact.size)
-    halves = exact + generator.normal(scale=numpy.sqrt(2.0), size=(2, exact.size))
-    truth = truth_of(numpy.zeros(exact.size), halves.mean(axis=0), halves, tokens=exact.size)
-    found = values_of(agreement.credit_figures(truth, given, seed=0))
-    assert found["pearson"] == pytest.approx(0.6 / numpy.sqrt(2.0), abs=0.015)
-    assert found["pearson_corrected"] == pytest.approx(0.6, abs=0.02)
+    size = 40_000
+    noiseless = generator.normal(size=size)
+    credit = 0.6 * noiseless + 0.8 * generator.normal(size=size)
+    halves = noiseless + generator.normal(scale=numpy.sqrt(2.0), size=(2, size))
+    truth = truth_of(numpy.zeros(size), halves.mean(axis=0), halves, tokens=size)
+    figures = values_of(agreement.credit_figures(truth, credit, seed=0))
+    assert figures["pearson"] == pytest.approx(0.6 / numpy.sqrt(2.0), abs=0.015)
+    assert figures["pearson_corrected"] == pytest.approx(0.6, abs=0.02)
 
 
 def test_halves_without_agreement_give_no_correction() -> None:
@@ -208,7 +212,9 @@ def value(prefix: tuple[int, ...]) -> float:
     if len(prefix) == LENGTH:
         return float(is_right(prefix))
     place = len(prefix)
-    return token_chance(place, 0) * value((*prefix, 0)) + token_chance(place, 1) * value((*prefix, 1))
+    of_zero = token_chance(place, 0) * value((*prefix, 0))
+    of_one = token_chance(place, 1) * value((*prefix, 1))
+    return of_zero + of_one
 
 
 Teacher = Callable[[tuple[int, ...]], float]
@@ -218,8 +224,9 @@ Teacher = Callable[[tuple[int, ...]], float]
 def gain(teacher: Teacher, prefix: tuple[int, ...], token: int) -> float:
     """log P_teacher - log P of a token after a prefix; a wrong response may be impossible."""
     place = len(prefix)
-    mean = token_chance(place, 0) * teacher((*prefix, 0)) + token_chance(place, 1) * teacher((*prefix, 1))
-    ratio = teacher((*prefix, token)) / max(mean, 1e-12)
+    of_zero = token_chance(place, 0) * teacher((*prefix, 0))
+    of_one = token_chance(place, 1) * teacher((*prefix, 1))
+    ratio = teacher((*prefix, token)) / max(of_zero + of_one, 1e-12)
     return math.log(max(ratio, 1e-12))
 
 
@@ -280,7 +287,8 @@ def chosen_of(rollouts: Rollouts, *, responses: int = 9, tokens: int = 9, seed: 
 
 def test_only_groups_with_differing_rewards_are_measured() -> None:
     """Of three problems the second has equal rewards; rows 0, 1, 4 and 5 are left, of which the seed draws three."""
-    rollouts = rollouts_of([1, 0, 1, 1, 0, 1], [(1, 2), (1, 3), (1, 2), (1, 2), (4, 5), (4, 6)])
+    responses = [(1, 2), (1, 3), (1, 2), (1, 2), (4, 5), (4, 6)]
+    rollouts = rollouts_of([1, 0, 1, 1, 0, 1], responses)
     drawn: set[tuple[int, ...]] = set()
     for seed in range(30):
         rows = chosen_of(rollouts, responses=3, seed=seed)
@@ -302,10 +310,12 @@ def test_shared_beginnings_are_continued_once() -> None:
     chosen = chosen_of(rollouts)
     assert chosen == {0: [0, 1, 2], 1: [0, 1, 2], 2: [0], 3: [0]}
     prefixes = needed_prefixes(rollouts, chosen)
-    expected = [("p0", ()), ("p1", ()), ("p0", (7,)), ("p0", (7, 8))]
-    assert [(prefix.prompt_id, prefix.tokens) for prefix in prefixes] == expected
-    assert prefix_of(rollouts, 0, 2).name == prefix_of(rollouts, 1, 2).name
+    assert [prefix.prompt_id for prefix in prefixes] == ["p0", "p1", "p0", "p0"]
+    assert [prefix.tokens for prefix in prefixes] == [(), (), (7,), (7, 8)]
     assert len({prefix.name for prefix in prefixes}) == 4
+    of_first = prefix_of(rollouts, 0, 2)
+    of_second = prefix_of(rollouts, 1, 2)
+    assert of_first.name == of_second.name
 
 
 def test_of_long_responses_both_sides_of_some_tokens_count() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from case_files import cases
 from factories import token_batch
 
 from cepo.algorithms.settings import NoSettings
@@ -46,21 +47,7 @@ def test_the_reference_is_the_reward_less_that_of_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [
-        ("grop", "Did you mean 'grpo'"),
-        ("grpo,,cepo", "has an empty part"),
-        ("", "has an empty part"),
-        ("cepo(lambda_init=1", "has no closing parenthesis"),
-        ("cepo(lambda_init)", "a setting without a value"),
-        ("cepo(lamda_init=1)", "lambda_init"),
-        ("cepo(lambda_init=2)", "at most 1"),
-        ("cepo(=1)", "cepo"),
-        ("cepo(a.=1)", "cepo"),
-        ("cepo, cepo", "is given twice"),
-        ("opsd", "no advantages"),
-        ("gae", "needs a critic"),
-        ("rlsd(teacher.source=ema)", "teacher.source=ema"),
-    ],
+    cases(__file__, "refused_method_lists.yaml"),
 )
 def test_a_line_that_cannot_be_measured_is_refused(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:

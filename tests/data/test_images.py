@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+from case_files import cases
 from image_files import EXIF_HEAD, chunk, encoded, exif, grey_png, jpeg_with, png_of
 from PIL import Image, ImageCms, ImageOps
 from PIL.PngImagePlugin import PngInfo
@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 from cepo.data.images import load_rgb, verify_image
 from cepo.errors import DataError
 
-ROWS: list[Any] = yaml.safe_load((Path(__file__).parent / "images.yaml").read_text(encoding="utf-8"))
+ROWS: list[Any] = cases(__file__, "images.yaml")
 RED = (255, 0, 0)
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 60, 3), dtype=np.uint8))
 XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_files import cases
 from datasets import Dataset
 from generator_cases import picture
 from isolation import own_caches
+from json_files import write_lines
 
 from cepo.config.schema import DataConfig
 from cepo.data import row_check
@@ -67,12 +69,8 @@ def folder(tmp_path: Path) -> Path:
         {"prompt": "c", "answer": "3", "images": []},
         {"prompt": "<image><image>d", "answer": "4", "images": ["2.png", "0.png"]},
     ]
-    write(tmp_path / "train.jsonl", rows)
+    write_lines(tmp_path / "train.jsonl", rows)
     return tmp_path
-
-
-def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 @pytest.fixture
@@ -143,17 +141,7 @@ def test_a_rewrite_with_size_and_time_kept_is_checked(check: Check, folder: Path
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"min_pixels": 4096},
-        {"max_pixels": 2048},
-        {"max_prompt_length": 10_000_000},
-        {"image_dir": None},
-        {"image_hosts": ["pictures.example"]},
-        {"answer_key": "images"},
-        {"solution_key": "steps"},
-        {"video_key": "clips"},
-        {"video_fps": 1.0},
-    ],
+    cases(__file__, "decisive_settings.yaml"),
     ids=lambda change: next(iter(change)),
 )
 def test_a_setting_that_matters_makes_rows_be_checked(
@@ -203,8 +191,8 @@ def test_a_slice_and_the_order_of_files_make_a_new_check(check: Check, folder: P
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     for name, first, second in (("x", rows[:2], rows[2:]), ("y", rows[2:], rows[:2])):
         (folder / name).mkdir()
-        write(folder / name / "train-0-of-2.jsonl", first)
-        write(folder / name / "train-1-of-2.jsonl", second)
+        write_lines(folder / name / "train-0-of-2.jsonl", first)
+        write_lines(folder / name / "train-1-of-2.jsonl", second)
     check(str(folder / "x"))
     check(str(folder / "y"))
     assert measured[7:] == [*ALL, *ALL[2:], *ALL[:2]]
@@ -279,7 +267,7 @@ def test_a_failed_download_is_tried_again(check: Check, folder: Path, measured: 
         {"prompt": "<image>a", "answer": "1", "images": ["http://127.0.0.1:9/figure.png"]},
         {"prompt": "b", "answer": "2"},
     ]
-    write(folder / "train.jsonl", rows)
+    write_lines(folder / "train.jsonl", rows)
     for _ in range(2):
         assert len(check(image_hosts=["http://127.0.0.1:9"])) == 1
     assert measured.count("b") == 1
@@ -348,7 +336,7 @@ def many_rows(folder: Path, number: int = 200, bad: Sequence[int] = ()) -> None:
     for row in range(number):
         answer = "" if row in bad else str(row)
         rows.append({"prompt": f"<image>row {row}", "answer": answer, "images": [f"{row % 3}.png"]})
-    write(folder / "train.jsonl", rows)
+    write_lines(folder / "train.jsonl", rows)
 
 
 @pytest.mark.heavy
@@ -390,7 +378,7 @@ def test_a_setting_at_fault_is_an_error_in_any_process(check: Check, folder: Pat
     """Row 150 is the first with a mark for an image, and the column of images does not exist."""
     rows = [{"prompt": f"row {row}", "answer": "1"} for row in range(150)]
     rows += [{"prompt": f"<image>row {row}", "answer": "1"} for row in range(150, 200)]
-    write(folder / "train.jsonl", rows)
+    write_lines(folder / "train.jsonl", rows)
     with pytest.raises(ConfigError, match=r"data\.image_key is 'images', which .* does not have"):
         check()
 
@@ -553,7 +541,7 @@ def is_alive(process: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_end_of_a_run_ends_all_its_processes(folder: Path, tiny_model_folder: Path, number: signal.Signals) -> None:
     """As on a terminal, Ctrl-C goes to the whole group, here while two processes check 200,000 rows."""
-    write(folder / "train.jsonl", [{"prompt": f"row {row}", "answer": str(row)} for row in range(200_000)])
+    write_lines(folder / "train.jsonl", [{"prompt": f"row {row}", "answer": str(row)} for row in range(200_000)])
     running = started(folder, tiny_model_folder)
     processes: list[int] = []
     until = time.monotonic() + 120

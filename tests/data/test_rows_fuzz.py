@@ -15,6 +15,7 @@ from fuzzing import only_our_errors
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from image_files import encoded
+from json_files import write_lines
 from PIL import Image
 
 from cepo.algorithms.settings import TeacherConfig
@@ -124,8 +125,7 @@ def require_problems(source: Path, processing: Processing, contexts: ContextBuil
 def test_any_lines_of_json_are_problems_or_our_error(
     folder: Path, tiny_processing: Processing, contexts: ContextBuilder, rows: list[Any], skip: bool
 ) -> None:
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write_lines(folder / "rows.jsonl", rows)
     require_problems(file, tiny_processing, contexts, skip_bad_rows=skip)
 
 
@@ -219,7 +219,8 @@ def test_a_cell_of_parquet_that_is_not_utf8_is_a_bad_row(tmp_path: Path, tiny_pr
     texts = pyarrow.py_buffer(b"1 +2 +\xff\xfe34 +")
     broken = pyarrow.Array.from_buffers(pyarrow.string(), 4, [validity, offsets, texts])
     file = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"prompt": broken, "answer": ["1", "2", "3", "4"]}), file)
+    table = pyarrow.table({"prompt": broken, "answer": ["1", "2", "3", "4"]})
+    pyarrow.parquet.write_table(table, file)
     problems = problems_in(file, tiny_processing, skip_bad_rows=True)
     assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
     with pytest.raises(DataError, match=r"row 2: column 'prompt' cannot be read"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import datasets
 import pytest
-import yaml
+from case_files import cases
 from image_files import encoded
 from PIL import Image
 
@@ -32,11 +32,7 @@ BLUE = encoded(Image.new("RGB", (48, 32), "blue"))
 DATA_URL = "data:image/png;base64," + base64.b64encode(RED).decode()
 
 
-def cases(name: str) -> list[Any]:
-    return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
-
-
-SHAPES = cases("shapes.yaml")
+SHAPES = cases(__file__, "shapes.yaml")
 
 
 def filled(value: Any) -> Any:
@@ -123,7 +119,7 @@ def test_the_docs_list_the_shapes_that_are_tested() -> None:
     assert len(rows) == len(SHAPES) >= 12
 
 
-@pytest.mark.parametrize("case", cases("refused_rows.yaml"), ids=lambda case: case["words"][:40])
+@pytest.mark.parametrize("case", cases(__file__, "refused_rows.yaml"), ids=lambda case: case["words"][:40])
 def test_a_row_of_another_shape_is_refused_by_what_it_is(read: Read, case: Any) -> None:
     with pytest.raises(DataError, match=case["words"]):
         read({"prompt": "?"} | case["row"], **case.get("settings", {}))
@@ -238,7 +234,7 @@ def test_the_last_turn_answers_where_both_keys_name_it(read: Read) -> None:
     assert problem.history == (Turn("user", "a"), Turn("assistant", "b"))
 
 
-@pytest.mark.parametrize(("written", "answer"), cases("wrapped_answers.yaml"))
+@pytest.mark.parametrize(("written", "answer"), cases(__file__, "wrapped_answers.yaml"))
 def test_what_is_around_a_whole_answer_is_removed(written: str, answer: str) -> None:
     assert unwrapped(written) == answer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import datasets
 import pytest
-import yaml
+from case_files import cases
 
 from cepo.config.loader import load_config
 from cepo.config.path_checks import require_data
@@ -16,7 +16,7 @@ from cepo.config.paths import located_data, split_source
 from cepo.data.tables import read_source
 from cepo.errors import ConfigError, DataError
 
-FOLDERS: list[Any] = yaml.safe_load((Path(__file__).parent / "folders.yaml").read_text(encoding="utf-8"))
+FOLDERS: list[Any] = cases(__file__, "folders.yaml")
 NAMES = [
     "r[12]/t.jsonl", "run[a].jsonl", "*.jsonl", "?.jsonl", "{a}.jsonl", "[!a]/**/t.jsonl", "me@corp/t.jsonl",
     "x@train.jsonl", "a@b@c/t@1.jsonl", "zip::a.jsonl", "file:t.jsonl", "a%20b.jsonl", "sp ace.jsonl", "#t.jsonl",
@@ -115,17 +115,7 @@ def test_a_saved_set_names_no_file_elsewhere(tmp_path: Path, name: object) -> No
 
 @pytest.mark.parametrize(
     ("part", "numbers"),
-    [
-        ("[:3]", [0, 1, 2]),
-        ("[7:]", [7, 8, 9]),
-        ("[2:4]", [2, 3]),
-        ("[-2:]", [8, 9]),
-        ("[:-8]", [0, 1]),
-        ("[:50%]", [0, 1, 2, 3, 4]),
-        ("[80%:]", [8, 9]),
-        ("[25%:45%]", [2, 3]),
-        ("[:99]", [*range(10)]),
-    ],
+    cases(__file__, "slices.yaml"),
 )
 def test_a_slice_counts_rows_or_percent(tmp_path: Path, part: str, numbers: list[int]) -> None:
     """Shares are rounded to whole rows as the datasets library does: 25 % and 45 % of 10 are 2 and 4."""

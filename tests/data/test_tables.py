@@ -19,7 +19,7 @@ import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
-import yaml
+from case_files import cases
 from fuzzing import only_our_errors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ from cepo.errors import ConfigError, DataError
 
 CELLS = CellRules()
 GOOD = '{"prompt": "q", "answer": "1"}'
-FILES: list[Any] = yaml.safe_load((Path(__file__).parent / "text_files.yaml").read_text(encoding="utf-8"))
+FILES: list[Any] = cases(__file__, "text_files.yaml")
 
 
 def write(folder: Path, name: str, content: str | bytes) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
-import yaml
+from case_files import cases
 from factories import rollouts_of
 from fuzzing import only_our_errors
 from hypothesis import given
@@ -32,8 +32,7 @@ from cepo.trainer.planning import plan_views
 from cepo.trainer.rollout_groups import rollout_groups
 from testing.hostile import hostile_text
 
-FOLDER = Path(__file__).parent
-SANITISED: list[list[str]] = yaml.safe_load((FOLDER / "sanitised_texts.yaml").read_text(encoding="utf-8"))
+SANITISED: list[list[str]] = cases(__file__, "sanitised_texts.yaml")
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<image>"]
 
 
@@ -97,7 +96,7 @@ def test_the_shipped_template_files_are_the_built_in_wordings(placement: str) ->
     assert file.read_text().removesuffix("\n") == TEMPLATES[placement]
 
 
-PIECES: dict[str, list[str]] = yaml.safe_load((FOLDER / "template_pieces.yaml").read_text(encoding="utf-8"))
+PIECES: dict[str, list[str]] = cases(__file__, "template_pieces.yaml")
 
 
 @st.composite

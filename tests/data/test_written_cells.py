@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from case_files import cases
 from image_files import encoded
 from PIL import Image
 
@@ -17,9 +17,8 @@ from cepo.data.row_settings import CellRules
 from cepo.data.rows import Fields
 from cepo.errors import DataError
 
-FOLDER = Path(__file__).parent
-CONVERSATIONS: list[Any] = yaml.safe_load((FOLDER / "written_cells.yaml").read_text(encoding="utf-8"))
-IMAGES: list[Any] = yaml.safe_load((FOLDER / "written_media.yaml").read_text(encoding="utf-8"))
+CONVERSATIONS: list[Any] = cases(__file__, "written_cells.yaml")
+IMAGES: list[Any] = cases(__file__, "written_media.yaml")
 CELLS = CellRules()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from case_files import cases
 
 from cepo.errors import ConfigError
 from cepo.evaluation.benchmark_names import TITLES, NamedSource, is_name, named_source
@@ -13,16 +14,7 @@ from cepo.evaluation.benchmarks import BENCHMARKS
 
 @pytest.mark.parametrize(
     ("written", "name", "source"),
-    [
-        ("mathvista:AI4Math/MathVista@testmini", "mathvista", "AI4Math/MathVista@testmini"),
-        ("MathVista: rows.parquet ", "mathvista", "rows.parquet"),
-        ("math-vision:rows.parquet", "mathvision", "rows.parquet"),
-        ("Math_Vision:rows.parquet@train[:3]", "mathvision", "rows.parquet@train[:3]"),
-        ("We_Math:a:b.parquet", "wemath", "a:b.parquet"),
-        ("org/rows@test", None, "org/rows@test"),
-        ("rows.parquet", None, "rows.parquet"),
-        ("microgeo:validation", None, "microgeo:validation"),
-    ],
+    cases(__file__, "named_sources.yaml"),
 )
 def test_a_name_before_a_colon_is_a_benchmark(written: str, name: str | None, source: str) -> None:
     assert named_source(written) == NamedSource(name=name, source=source)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmark_rows import LOGICVISTA, MATHVISTA, PICTURE, ROWS
+from case_files import cases
+from json_files import write_lines
 
 from cepo.config.schema import DataConfig
 from cepo.data.tables import read_source
@@ -19,10 +20,12 @@ BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 
 
 def source(folder: Path, *rows: dict[str, Any]) -> str:
-    file = folder / "rows.jsonl"
-    plain = [{name: value for name, value in row.items() if value is not PICTURE} | {"image": "a.png"} for row in rows]
-    file.write_text("".join(json.dumps(row) + "\n" for row in plain))
-    return str(file)
+    """A file of rows whose images are a path."""
+    rows_of_json: list[dict[str, Any]] = []
+    for row in rows:
+        without_pictures = {name: value for name, value in row.items() if value is not PICTURE}
+        rows_of_json.append(without_pictures | {"image": "a.png"})
+    return str(write_lines(folder / "rows.jsonl", rows_of_json))
 
 
 def own(**keys: Any) -> DataConfig:
@@ -52,21 +55,7 @@ def test_a_named_benchmark_without_its_columns_is_refused(tmp_path: Path) -> Non
         opened(NamedSource(name="mathvista", source=file), own())
 
 
-BAD_CELLS = [
-    ("logicvista", {"image": None}, "no image"),
-    ("logicvista", {"answer": None}, "column 'answer' is empty"),
-    ("mathvision", {"options": 5}, "accepted: a list"),
-    ("mathvision", {"answer": "?"}, "names none of the options"),
-    ("mathvista", {"precision": None}, "column 'precision' is empty"),
-    ("mathvista", {"answer_type": "word"}, "accepted: integer, float, list"),
-    ("mathvista", {"question_type": "multi_choice", "choices": ["2", "3"]}, "none of the choices"),
-    ("mathvista", {"question": {"text": "How far?"}}, "holds a dict"),
-    ("mmmu", {"options": "['leaf'"}, "is no list"),
-    ("mmmu", {"options": "[" * 5000}, "is no list"),
-    ("mmmu", {"options": "__import__('os')"}, "is no list"),
-    ("wemath", {"key": "4steps_1"}, "accepted: 2steps_1"),
-    ("dynamath", {"ground_truth": ""}, "column 'ground_truth' is empty"),
-]
+BAD_CELLS = [*cases(__file__, "bad_cells.yaml"), ("mmmu", {"options": "[" * 5000}, "is no list")]
 
 
 @pytest.mark.parametrize(("name", "changed", "words"), BAD_CELLS)
@@ -85,8 +74,12 @@ def test_a_bad_cell_is_named_with_its_row_or_skipped(name: str, changed: dict[st
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_a_row_becomes_a_problem_with_its_image(name: str) -> None:
     """Numbers in place of texts make no difference."""
-    rows = [ROWS[name], {key: int(v) if str(v).isdecimal() else v for key, v in ROWS[name].items()}]
-    first, second = (converted([row], BY_NAME[name], "f", skip_bad_rows=False)[0] for row in rows)
+    row = ROWS[name]
+    with_numbers: dict[str, Any] = {}
+    for key, value in row.items():
+        with_numbers[key] = int(value) if str(value).isdecimal() else value
+    (first,) = converted([row], BY_NAME[name], "f", skip_bad_rows=False)
+    (second,) = converted([with_numbers], BY_NAME[name], "f", skip_bad_rows=False)
     assert first == second
     assert first["problem"].count("<image>") == len(first["images"]) == 1
     assert first["images"][0]["bytes"] == b"picture"
@@ -94,13 +87,13 @@ def test_a_row_becomes_a_problem_with_its_image(name: str) -> None:
 
 def test_images_of_every_form_stand_in_one_table() -> None:
     """A path where the decoded image is missing, bytes, and a list of one."""
-    rows = [MATHVISTA | {"decoded_image": None}, MATHVISTA, MATHVISTA | {"decoded_image": None, "image": "b.png"}]
+    not_decoded = MATHVISTA | {"decoded_image": None}
+    rows = [not_decoded, MATHVISTA, not_decoded | {"image": "b.png"}]
     problems = converted(rows, BY_NAME["mathvista"], "f", skip_bad_rows=False)
-    assert [problem["images"] for problem in problems] == [
-        ["images/1.jpg"], [PICTURE], ["b.png"],
-    ]  # fmt: skip
-    listed = [LOGICVISTA | {"image": [PICTURE]}]
-    assert converted(listed, BY_NAME["logicvista"], "f", skip_bad_rows=False)[0]["images"] == [PICTURE]
+    assert [problem["images"] for problem in problems] == [["images/1.jpg"], [PICTURE], ["b.png"]]
+    listed = LOGICVISTA | {"image": [PICTURE]}
+    (problem,) = converted([listed], BY_NAME["logicvista"], "f", skip_bad_rows=False)
+    assert problem["images"] == [PICTURE]
 
 
 def test_a_table_of_texts_is_read_as_one_of_numbers_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -91,40 +92,46 @@ SILENT = "it is nothing"
 
 def test_a_rollout_without_a_reward_is_as_if_it_was_not_there(texts: TextCodec, pool: RewardPool) -> None:
     """NaN, TRL's reward if every function returned None; of the second group one rollout is left, so that it is dropped."""
-    gathered = Gathered(texts, pool, "cepo")
+    cepo = Gathered(texts, pool, "cepo")
     grpo = Gathered(texts, pool, "grpo")
-    nan = float("nan")
-    rewards = [1.0, nan, 0.0, 1.0, nan]
+    rows = [cepo.row(said) for said in (RIGHT, OTHER, WRONG, RIGHT, WRONG)]
+    rewards = [1.0, math.nan, 0.0, 1.0, math.nan]
     sizes = [3, 2]
-    rows = [gathered.row(said) for said in (RIGHT, OTHER, WRONG, RIGHT, WRONG)]
-    advantages = gathered.signal(rows, rewards, sizes).advantages
-    assert gathered.texts_of("wrong") == ["4", None, "4", None, None]
-    assert gathered.live.tolist() == [True, False, True, False, False]
+    advantages = cepo.signal(rows, rewards, sizes).advantages
+    assert cepo.texts_of("wrong") == ["4", None, "4", None, None]
+    assert cepo.live.tolist() == [True, False, True, False, False]
     assert not advantages[[1, 3, 4]].any()
 
-    of_pair = grpo.signal([rows[0], rows[2]], [1.0, 0.0], [2]).advantages
-    width = of_pair.shape[1]
-    assert torch.equal(advantages[[0, 2], :width].sign(), of_pair.sign())
+    pair = [rows[0], rows[2]]
+    of_pair = grpo.signal(pair, [1.0, 0.0], [2]).advantages
     of_all = grpo.signal(rows, rewards, sizes).advantages
+    width = of_pair.shape[1]
     assert torch.equal(of_all[[0, 2], :width], of_pair)
+    assert torch.equal(advantages[[0, 2], :width].sign(), of_pair.sign())
 
-    without_rewards = gathered.signal(rows, [nan] * 5, sizes).advantages
-    assert not without_rewards.any()
-    assert without_rewards.shape == advantages.shape
+
+def test_rollouts_without_any_reward_have_no_advantage(texts: TextCodec, pool: RewardPool) -> None:
+    cepo = Gathered(texts, pool, "cepo")
+    rows = [cepo.row(RIGHT), cepo.row(WRONG), cepo.row(OTHER)]
+    advantages = cepo.signal(rows, [math.nan, math.nan, math.nan], [2, 1]).advantages
+    assert advantages.shape == (3, max(len(row.own) for row in rows))
+    assert not advantages.any()
 
 
 def test_a_penalty_above_one_half_makes_no_right_rollout_wrong(texts: TextCodec, pool: RewardPool) -> None:
-    """Row 0 is right with reward 1 and a penalty of 2 nats, so that -1 is the lowest sum; teachers read row 2's answer."""
+    """Row 0 is right with reward 1 and a penalty of 2 nats, so that -1 is the lowest sum; teachers read row 2's answer.
+
+    Of the sums -1, 1 and 0 GRPO's advantages are -1, 1 and 0, at each token.
+    """
     gathered = Gathered(texts, pool, "cepo", weight={"lambda_schedule": "constant"})
-    rows = [gathered.row(said) for said in (RIGHT, RIGHT, WRONG)]
+    rows = [gathered.row(RIGHT), gathered.row(RIGHT), gathered.row(WRONG)]
     penalties = torch.zeros(3, len(rows[2].own))
     penalties[0, 1] = 2.0
-    advantages = gathered.signal(rows, [1.0, 1.0, 0.0], [3], penalties=penalties).advantages
+    signs = gathered.signal(rows, [1.0, 1.0, 0.0], [3], penalties=penalties).advantages.sign()
     assert gathered.texts_of("wrong") == ["4", "4", "4"]
-    # Sums of -1, 1 and 0: GRPO's advantages are -1, 1 and 0, at each token.
-    sums_of_signs = advantages.sign().sum(dim=1)
-    assert sums_of_signs[:2].tolist() == [-len(rows[0].own), len(rows[1].own)]
-    assert not advantages[2].any()
+    assert signs[0].sum() == -len(rows[0].own)
+    assert signs[1].sum() == len(rows[1].own)
+    assert not signs[2].any()
 
 
 def test_a_penalty_is_taken_from_the_token_that_has_it(texts: TextCodec, pool: RewardPool) -> None:
@@ -166,10 +173,11 @@ def test_a_reward_belongs_to_the_last_token_of_the_policy(texts: TextCodec, pool
     rows: list[Row] = []
     for said in ("7 is it", "4 is it"):
         row = gathered.row(said)
-        rows.append(row._replace(response_ids=row.response_ids[:4], own=[True, False, False, True]))
-    advantages = gathered.signal(rows, [1.0, 0.0], [2]).advantages
-    of_right = torch.tensor([0.7071, 0.0, 0.0, 0.7071])
-    torch.testing.assert_close(advantages, torch.stack([of_right, -of_right]), rtol=0, atol=1e-4)
+        first_tokens = row.response_ids[:4]
+        rows.append(row._replace(response_ids=first_tokens, own=[True, False, False, True]))
+    of_right, of_wrong = gathered.signal(rows, [1.0, 0.0], [2]).advantages.tolist()
+    assert of_right == pytest.approx([0.7071, 0.0, 0.0, 0.7071], abs=1e-4)
+    assert of_wrong == pytest.approx([-0.7071, 0.0, 0.0, -0.7071], abs=1e-4)
 
 
 def test_a_reference_that_the_method_drops_reaches_no_teacher(texts: TextCodec, pool: RewardPool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from case_files import cases
 from isolation import own_caches
 from reward_functions import of_completions
 from rounding import ORDERS, moved_by_one_unit
@@ -34,16 +35,7 @@ from cepo.workers.worker import Worker
 trl = pytest.importorskip("trl", reason="the extra `trl` is not installed")
 pytestmark = pytest.mark.heavy
 
-REFUSED = {
-    "opsd": "a loss over the whole vocabulary",
-    "sdpo": "a loss over the whole vocabulary and teacher.source ema",
-    "srpo": "a loss over the whole vocabulary and teacher.source ema",
-    "gae": "a critic",
-    "input_contrast": "other problems' prompts",
-    "papo": "masked images",
-    "vppo": "masked images",
-    "remax": "a greedy rollout of each prompt",
-}
+REFUSED = cases(__file__, "methods_trl_lacks.yaml")
 BEST_ALONE = "grpo_passk"  # teaches only groups with one right rollout, which the rollouts below need not have
 SMALLEST_ERROR = {"pgpo": 1e-2}
 """Of an advantage, where it is not 1e-4: the gate divides by the spread of a response's dependences on its image."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 import torch
+from case_files import cases
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
-from worked_examples import examples, tensor
+from worked_examples import tensor
 
 from cepo.losses.divergence import chunked_divergence, distillation_losses, token_divergence
 from cepo.losses.recomputation import recomputed_in_chunks
@@ -38,10 +38,11 @@ def with_(settings: DivergenceConfig, **changes: object) -> DivergenceConfig:
     return DivergenceConfig(**{**vars(settings), **changes})
 
 
-def logits_pair(seed: int, tokens: int = 4, vocabulary: int = VOCABULARY, scale: float = 2.0) -> tuple[Tensor, Tensor]:
+def logits_pair(seed: int, tokens: int = 4, scale: float = 2.0) -> tuple[Tensor, Tensor]:
+    """Logits of student and teacher, drawn in float64."""
     generator = torch.Generator().manual_seed(seed)
-    student, teacher = scale * torch.randn(2, tokens, vocabulary, generator=generator, dtype=torch.float64)
-    return student, teacher
+    student, teacher = torch.randn(2, tokens, VOCABULARY, generator=generator, dtype=torch.float64)
+    return scale * student, scale * teacher
 
 
 def divergence(student: Tensor, teacher: Tensor, settings: DivergenceConfig, targets: Tensor | None = None) -> Tensor:
@@ -61,7 +62,7 @@ def gradient(student: Tensor, teacher: Tensor, settings: DivergenceConfig, targe
     return leaf.grad
 
 
-EXAMPLES = examples(Path(__file__).with_name("worked_divergences.yaml"))
+EXAMPLES = cases(__file__, "worked_divergences.yaml")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -103,10 +104,12 @@ def test_gradients_agree_with_finite_differences_in_float64(
 def test_the_sampled_gradient_averages_to_that_of_reverse_kl(seed: int) -> None:
     student, teacher = logits_pair(seed, tokens=1)
     chances = torch.softmax(student, 1)[0]
+    expected = gradient(student, teacher, REVERSE)
     mean = torch.zeros_like(student)
     for token, chance in enumerate(chances):
-        mean += chance * gradient(student, teacher, SAMPLED, torch.tensor([token]))
-    torch.testing.assert_close(mean, gradient(student, teacher, REVERSE), rtol=0, atol=1e-10)
+        sampled = gradient(student, teacher, SAMPLED, torch.tensor([token]))
+        mean += chance * sampled
+    torch.testing.assert_close(mean, expected, rtol=0, atol=1e-10)
 
 
 @every_kind
@@ -145,10 +148,12 @@ def test_what_is_clipped_has_no_gradient() -> None:
     """Of the first token's entries the second one's loss is left, -P_T log P_S, with the gradient P_T (P_S - onehot)."""
     student = torch.tensor([[0.5, 0.5], [0.7, 0.3]], dtype=torch.float64).log()
     teacher = torch.tensor([[0.75, 0.25], [0.75, 0.25]], dtype=torch.float64).log()
-    of_tokens = gradient(student, teacher, with_(FORWARD, clip=0.1))
+    clipped_tokens = with_(FORWARD, clip=0.1)
+    of_tokens = gradient(student, teacher, clipped_tokens)
     assert of_tokens[0].tolist() == [0.0, 0.0]
     assert of_tokens[1].tolist() == pytest.approx([-0.05, 0.05])
-    of_entries = gradient(student, teacher, with_(FORWARD, clip=0.05, clip_mode="vocab_entry"))
+    clipped_entries = with_(FORWARD, clip=0.05, clip_mode="vocab_entry")
+    of_entries = gradient(student, teacher, clipped_entries)
     assert of_entries[0].tolist() == pytest.approx([0.125, -0.125])
 
 
@@ -179,17 +184,21 @@ def test_bfloat16_logits_are_taken_in_float32() -> None:
     assert divergence(student, teacher, JSD).dtype == torch.float64
     student = student.bfloat16()
     teacher = teacher.bfloat16()
-    assert torch.equal(divergence(student, teacher, JSD), divergence(student.float(), teacher.float(), JSD))
+    of_halves = divergence(student, teacher, JSD)
+    of_singles = divergence(student.float(), teacher.float(), JSD)
+    assert torch.equal(of_halves, of_singles)
 
 
 def test_losses_are_weight_times_importance_times_divergence() -> None:
     """The importance is min(P / P_old, 2), whose log is bounded by +-20, and has no gradient."""
     log_probs = torch.tensor([math.log(3.0), math.log(0.5), 500.0, -500.0, 0.0], requires_grad=True)
+    old = torch.zeros(5)
     value = torch.full((5,), 0.3)
     weight = torch.tensor([2.0, 2.0, 2.0, 2.0, 0.0])
-    plain, _ = distillation_losses(value, log_probs, torch.zeros(5), weight, JSD)
+    plain, _ = distillation_losses(value, log_probs, old, weight, JSD)
     assert plain.tolist() == pytest.approx([0.6, 0.6, 0.6, 0.6, 0.0])
-    clipped, _ = distillation_losses(value, log_probs, torch.zeros(5), weight, with_(JSD, importance_clip=2.0))
+    with_importance = with_(JSD, importance_clip=2.0)
+    clipped, _ = distillation_losses(value, log_probs, old, weight, with_importance)
     assert clipped.tolist() == pytest.approx([1.2, 0.3, 1.2, 0.6 * math.exp(-20.0), 0.0])
     assert not clipped.requires_grad
 
@@ -248,14 +257,26 @@ SETTINGS = {
 every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 
 
-def case(tokens: int, width: int, vocabulary: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states and heads of student and teacher, and targets."""
+class Heads(NamedTuple):
+    """Hidden states and heads of student and teacher, and the sampled tokens, in the order of `chunked_divergence`."""
+
+    student: Tensor
+    teacher: Tensor
+    student_head: Tensor
+    teacher_head: Tensor
+    targets: Tensor
+
+
+def drawn_heads(tokens: int, width: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> Heads:
     generator = torch.Generator().manual_seed(5)
     student, teacher = torch.randn(2, tokens, width, generator=generator, dtype=dtype)
-    student_head = torch.randn(vocabulary, width, generator=generator, dtype=dtype)
-    teacher_head = torch.randn(vocabulary, width, generator=generator, dtype=dtype)
-    targets = torch.randint(vocabulary, (tokens,), generator=generator)
-    return student, teacher, student_head, teacher_head, targets
+    return Heads(
+        student=student,
+        teacher=teacher,
+        student_head=torch.randn(vocabulary, width, generator=generator, dtype=dtype),
+        teacher_head=torch.randn(vocabulary, width, generator=generator, dtype=dtype),
+        targets=torch.randint(vocabulary, (tokens,), generator=generator),
+    )
 
 
 @every_setting
@@ -264,22 +285,25 @@ def case(tokens: int, width: int, vocabulary: int, dtype: torch.dtype) -> tuple[
 def test_chunks_of_any_size_give_the_dense_values_and_gradients(
     settings: DivergenceConfig, chunk_tokens: int, temperature: float
 ) -> None:
-    student, teacher, student_head, teacher_head, targets = case(7, 4, 11, torch.float64)
-    leaves = (student.requires_grad_(), student_head.requires_grad_())
+    heads = drawn_heads(7, 4, 11, torch.float64)
+    leaves = (heads.student.requires_grad_(), heads.student_head.requires_grad_())
     scale = torch.linspace(0.5, 2.0, 7, dtype=torch.float64)
 
-    student_logits = student @ student_head.T / temperature
-    teacher_logits = teacher @ teacher_head.T / temperature
-    dense_log_probs = student_logits.log_softmax(1).gather(1, targets.unsqueeze(1)).squeeze(1)
-    _, dense = token_divergence(student_logits, teacher_logits, targets, settings)
-    expected = torch.autograd.grad(((dense + 0.3 * dense_log_probs) * scale).sum(), leaves)
+    def gradients(log_probs: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        total = ((values + 0.3 * log_probs) * scale).sum()
+        return torch.autograd.grad(total, leaves)
 
-    inputs = (student, teacher, student_head, teacher_head, targets, settings)
-    log_probs, values = chunked_divergence(*inputs, temperature=temperature, chunk_tokens=chunk_tokens)
+    student_logits = heads.student @ heads.student_head.T / temperature
+    teacher_logits = heads.teacher @ heads.teacher_head.T / temperature
+    targets = heads.targets.unsqueeze(1)
+    dense_log_probs = student_logits.log_softmax(1).gather(1, targets).squeeze(1)
+    _, dense_values = token_divergence(student_logits, teacher_logits, heads.targets, settings)
+    dense_gradients = gradients(dense_log_probs, dense_values)
+
+    log_probs, values = chunked_divergence(*heads, settings, temperature=temperature, chunk_tokens=chunk_tokens)
     torch.testing.assert_close(log_probs, dense_log_probs, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(values, dense, rtol=1e-12, atol=1e-14)
-    gradients = torch.autograd.grad(((values + 0.3 * log_probs) * scale).sum(), leaves)
-    torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(values, dense_values, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(gradients(log_probs, values), dense_gradients, rtol=1e-10, atol=1e-12)
 
 
 def module_of(weight: Tensor) -> torch.nn.Linear:
@@ -290,41 +314,42 @@ def module_of(weight: Tensor) -> torch.nn.Linear:
 
 def test_a_heads_weight_gets_the_dense_gradient() -> None:
     """The head may be a module. The teacher's side gets no gradient."""
-    student, teacher, student_head, teacher_head, targets = case(7, 4, 11, torch.float32)
-    student_module = module_of(student_head)
-    teacher_module = module_of(teacher_head)
-    student_head.requires_grad_()
-    teacher.requires_grad_()
-    options: Any = {"temperature": 1.0, "chunk_tokens": 2}
-    _, values = chunked_divergence(student, teacher, student_module, teacher_module, targets, JSD, **options)
+    heads = drawn_heads(7, 4, 11)
+    student_module = module_of(heads.student_head)
+    teacher_module = module_of(heads.teacher_head)
+    heads.student_head.requires_grad_()
+    heads.teacher.requires_grad_()
+
+    modules = (student_module, teacher_module)
+    _, values = chunked_divergence(
+        heads.student, heads.teacher, *modules, heads.targets, JSD, temperature=1.0, chunk_tokens=2
+    )
     values.sum().backward()
-    _, plain = chunked_divergence(student, teacher, student_head, teacher_head, targets, JSD, **options)
-    plain.sum().backward()
-    assert torch.equal(values, plain)
-    assert student_head.grad is not None
-    assert torch.equal(student_module.weight.grad, student_head.grad)
-    assert teacher.grad is None
+    _, plain_values = chunked_divergence(*heads, JSD, temperature=1.0, chunk_tokens=2)
+    plain_values.sum().backward()
+    assert torch.equal(values, plain_values)
+    assert heads.student_head.grad is not None
+    assert torch.equal(student_module.weight.grad, heads.student_head.grad)
+    assert heads.teacher.grad is None
     assert teacher_module.weight.grad is None
 
 
 def test_without_gradient_the_values_are_the_same_bits() -> None:
     """Teachers may have another width."""
-    student, _, student_head, _, targets = case(7, 4, 11, torch.float32)
-    _, teacher, _, teacher_head, _ = case(7, 6, 11, torch.float32)
-    inputs = (student, teacher, student_head, teacher_head, targets, JSD)
+    wider = drawn_heads(7, 6, 11)
+    heads = drawn_heads(7, 4, 11)._replace(teacher=wider.teacher, teacher_head=wider.teacher_head)
     with torch.no_grad():
-        plain = chunked_divergence(*inputs, temperature=0.9, chunk_tokens=3)
-    graph = chunked_divergence(*inputs, temperature=0.9, chunk_tokens=3)
-    torch.testing.assert_close(plain, graph, rtol=0.0, atol=0.0)
+        without_graph = chunked_divergence(*heads, JSD, temperature=0.9, chunk_tokens=3)
+    with_graph = chunked_divergence(*heads, JSD, temperature=0.9, chunk_tokens=3)
+    torch.testing.assert_close(without_graph, with_graph, rtol=0.0, atol=0.0)
 
 
 def tensors_of_one_update(settings: DivergenceConfig, tokens: int, chunk_tokens: int) -> LiveTensors:
-    student, teacher, student_head, teacher_head, targets = case(tokens, 8, 2048, torch.float32)
-    student.requires_grad_()
-    student_head.requires_grad_()
+    heads = drawn_heads(tokens, 8, 2048)
+    heads.student.requires_grad_()
+    heads.student_head.requires_grad_()
     with LiveTensors(floor=4 * chunk_tokens * 2048) as seen:
-        inputs = (student, teacher, student_head, teacher_head, targets, settings)
-        log_probs, values = chunked_divergence(*inputs, temperature=0.7, chunk_tokens=chunk_tokens)
+        log_probs, values = chunked_divergence(*heads, settings, temperature=0.7, chunk_tokens=chunk_tokens)
         assert seen.live == 0, "a tensor of a chunk's tokens x vocabulary outlived the forward pass"
         (log_probs.sum() + values.sum()).backward()
     return seen
@@ -344,6 +369,12 @@ def test_the_largest_tensor_is_one_chunk_wide(settings: DivergenceConfig) -> Non
 @pytest.mark.parametrize("with_gradient", [True, False])
 def test_no_tokens_have_empty_results(with_gradient: bool) -> None:
     """They are one empty chunk."""
+
+    def sums_and_doubles(values: Tensor) -> tuple[Tensor, Tensor]:
+        return values.sum(1), 2 * values
+
+    no_tokens = torch.zeros(0, 5)
     with torch.set_grad_enabled(with_gradient):
-        sums, doubles = recomputed_in_chunks(lambda values: (values.sum(1), 2 * values), (torch.zeros(0, 5),), 4)
-    assert (sums.shape, doubles.shape) == ((0,), (0, 5))
+        sums, doubles = recomputed_in_chunks(sums_and_doubles, (no_tokens,), 4)
+    assert sums.shape == (0,)
+    assert doubles.shape == (0, 5)

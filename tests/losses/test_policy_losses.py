@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
+from case_files import cases
 from factories import log_probs_like, response_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from worked_examples import examples, tensor
+from torch.nn.functional import pad
+from worked_examples import tensor
 
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import ActorConfig
@@ -27,7 +28,7 @@ from cepo.metrics import merge_metrics, results
 
 LOSS_TYPES = ("default", "gspo", "gspo_token", "cispo", "sapo")
 LOSSES = {name: build_loss(name) for name in LOSS_TYPES}
-MASK = response_mask([2, 1])
+TWO_AND_ONE = response_mask([2, 1])
 ONE_TOKEN_EACH = response_mask([1, 1])
 
 
@@ -36,16 +37,24 @@ def built(loss_type: str, **actor: float | None) -> PolicyLoss:
     return build_loss(loss_type, section_of(loss_type, actor))
 
 
-def tokens_of(log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTokens:
-    return PolicyTokens(log_probs=log_probs, old_log_probs=old, advantages=advantages, response_mask=mask)
+def unpadded(log_probs: Tensor, old: Tensor, advantages: Tensor) -> PolicyTokens:
+    """Responses whose every place is a token."""
+    return PolicyTokens(
+        log_probs=log_probs,
+        old_log_probs=old,
+        advantages=advantages,
+        response_mask=torch.ones_like(old, dtype=torch.bool),
+    )
 
 
-def unpadded_losses(loss: PolicyLoss, log_probs: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
-    return losses_of(loss, log_probs, old, advantages, torch.ones_like(old, dtype=torch.bool))
-
-
-def losses_of(loss: PolicyLoss, log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    return loss.token_losses(tokens_of(log_probs, old, advantages, mask))
+def of_ratios(ratios: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTokens:
+    """Tokens with these ratios, whose old probability is 1."""
+    return PolicyTokens(
+        log_probs=ratios.log(),
+        old_log_probs=torch.zeros_like(ratios),
+        advantages=advantages,
+        response_mask=mask,
+    )
 
 
 def test_averages_and_penalties_are_those_that_the_config_takes() -> None:
@@ -57,13 +66,14 @@ def test_averages_and_penalties_are_those_that_the_config_takes() -> None:
 
 @pytest.mark.parametrize("loss_type", ["gspo", "gspo_token"])
 def test_padding_has_no_part_in_the_sequences_mean(loss_type: str) -> None:
-    log_probs = torch.tensor([[math.log(1.1), math.log(1.1)], [math.log(1.2), 50.0]])
-    found = losses_of(LOSSES[loss_type], log_probs, torch.zeros(2, 2), torch.ones(2, 2), MASK)
-    assert found[0].tolist() == pytest.approx([-1.1, -1.1])
-    assert found[1, 0].item() == pytest.approx(-1.2)
+    ratios = torch.tensor([[1.1, 1.1], [1.2, math.exp(50.0)]])
+    tokens = of_ratios(ratios, torch.ones(2, 2), TWO_AND_ONE)
+    losses = LOSSES[loss_type].token_losses(tokens)
+    assert losses[0].tolist() == pytest.approx([-1.1, -1.1])
+    assert losses[1, 0].item() == pytest.approx(-1.2)
 
 
-EXAMPLES = examples(Path(__file__).with_name("worked_losses.yaml"))
+EXAMPLES = cases(__file__, "worked_losses.yaml")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -73,23 +83,24 @@ def test_losses_and_gradients_are_those_worked_out_by_hand(name: str) -> None:
     advantages = tensor(example["advantages"]).expand_as(ratio)
     old = torch.full_like(ratio, -1.0)
     log_probs = (old + ratio.log()).requires_grad_()
+    tokens = unpadded(log_probs, old, advantages)
     for loss_type in example["methods"]:
         loss = built(loss_type, **example.get("settings", {}))
-        losses = unpadded_losses(loss, log_probs, old, advantages)
-        (gradient,) = torch.autograd.grad(losses.sum(), log_probs)
-        if "losses" in example:
-            torch.testing.assert_close(losses[0], tensor(example["losses"]), rtol=1e-9, atol=1e-12)
-        if "gradients" in example:
-            torch.testing.assert_close(gradient[0], tensor(example["gradients"]), rtol=1e-9, atol=1e-12)
+        losses = loss.token_losses(tokens)
+        (gradients,) = torch.autograd.grad(losses.sum(), log_probs)
+        for name, actual in {"losses": losses, "gradients": gradients}.items():
+            if name in example:
+                expected = tensor(example[name])
+                torch.testing.assert_close(actual[0], expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("advantage", [1.7, -1.7])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_at_ratio_1_every_loss_has_the_gradient_minus_advantage(loss_type: str, advantage: float) -> None:
     log_probs = torch.full((1, 3), -1.0, dtype=torch.float64, requires_grad=True)
-    advantages = torch.full((1, 3), advantage, dtype=torch.float64)
-    loss = unpadded_losses(LOSSES[loss_type], log_probs, log_probs.detach(), advantages)
-    (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
+    tokens = unpadded(log_probs, log_probs.detach(), torch.full_like(log_probs, advantage))
+    losses = LOSSES[loss_type].token_losses(tokens)
+    (gradient,) = torch.autograd.grad(losses.sum(), log_probs)
     assert gradient[0].tolist() == pytest.approx([-advantage] * 3)
 
 
@@ -98,38 +109,41 @@ def test_log_ratios_of_10000_give_finite_losses_and_gradients(loss_type: str) ->
     log_probs = torch.tensor([[-1e4, -1.0], [-1.0, -1e4]], requires_grad=True)
     old = torch.tensor([[-1.0, -1e4], [-1e4, -1.0]])
     advantages = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
-    loss = unpadded_losses(LOSSES[loss_type], log_probs, old, advantages)
-    (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
-    assert loss.isfinite().all()
+    losses = LOSSES[loss_type].token_losses(unpadded(log_probs, old, advantages))
+    (gradient,) = torch.autograd.grad(losses.sum(), log_probs)
+    assert losses.isfinite().all()
     assert gradient.isfinite().all()
 
 
 def test_clip_fractions_use_each_types_own_ratio() -> None:
     """Ratios 4 and 1 in one response, 1.2 in the other, with 9 on its padding; A > 0."""
-    log_probs = torch.tensor([[4.0, 1.0], [1.2, 9.0]]).log()
-    tokens = tokens_of(log_probs, torch.zeros(2, 2), torch.ones(2, 2), MASK)
+    ratios = torch.tensor([[4.0, 1.0], [1.2, 9.0]])
+    tokens = of_ratios(ratios, torch.ones(2, 2), TWO_AND_ONE)
+    denominators = LossDenominators(3, 2, 2)
     kl = -(math.log(4.0) + math.log(1.2)) / 3
-    found: dict[str, Any] = {}
+    metrics: dict[str, dict[str, float]] = {}
     for loss_type, loss in LOSSES.items():
-        metrics = policy_metrics(loss, tokens)
-        counted = step_metrics(ObjectiveSettings(loss=loss), LossDenominators(3, 2, 2), distils=False)
-        found[loss_type] = results(merge_metrics([metrics, counted]))
-        assert found[loss_type]["actor/live_ppo_kl"] == pytest.approx(kl)
-    assert found["default"]["actor/pg_clipfrac_higher"] == pytest.approx(1 / 3)
-    assert found["gspo"]["actor/pg_clipfrac_higher"] == pytest.approx(2 / 3)  # both tokens share the ratio 2
-    assert found["gspo_token"] == found["gspo"]
-    assert found["cispo"]["actor/pg_clipfrac_higher"] == pytest.approx(1 / 3)
-    assert "actor/pg_clipfrac_higher" not in found["sapo"]
-    assert "actor/pg_clipfrac_lower" not in found["cispo"]
+        of_tokens = policy_metrics(loss, tokens)
+        of_step = step_metrics(ObjectiveSettings(loss=loss), denominators, distils=False)
+        metrics[loss_type] = results(merge_metrics([of_tokens, of_step]))
+        assert metrics[loss_type]["actor/live_ppo_kl"] == pytest.approx(kl)
+    higher = "actor/pg_clipfrac_higher"
+    assert metrics["default"][higher] == pytest.approx(1 / 3)
+    assert metrics["gspo"][higher] == pytest.approx(2 / 3)  # both tokens share the ratio 2
+    assert metrics["gspo_token"] == metrics["gspo"]
+    assert metrics["cispo"][higher] == pytest.approx(1 / 3)
+    assert higher not in metrics["sapo"]
+    assert "actor/pg_clipfrac_lower" not in metrics["cispo"]
 
 
 @pytest.mark.parametrize("loss_type", ["default", "gspo", "gspo_token", "cispo"])
 def test_tokens_without_an_advantage_are_not_counted_as_clipped(loss_type: str) -> None:
     """Ratios 1/4 and 4 in responses of one token, both beyond every bound; A = 0 has no loss that a bound could change."""
-    log_probs = torch.tensor([[0.25], [4.0]]).log()
-    tokens = tokens_of(log_probs, torch.zeros(2, 1), torch.zeros(2, 1), ONE_TOKEN_EACH)
+    ratios = torch.tensor([[0.25], [4.0]])
+    tokens = of_ratios(ratios, torch.zeros(2, 1), ONE_TOKEN_EACH)
     metrics = policy_metrics(LOSSES[loss_type], tokens)
     fractions = [metric.value for name, metric in metrics.items() if "clipfrac" in name]
+    assert fractions
     assert not any(fractions)
 
 
@@ -137,10 +151,11 @@ def test_tokens_without_an_advantage_are_not_counted_as_clipped(loss_type: str) 
 @pytest.mark.parametrize(("low", "high", "clipped"), [(0.5, 1.0, 0), (0.25, 1.0, 1), (0.5, 0.75, 1)])
 def test_a_ratio_on_its_bound_is_not_counted_as_clipped(loss_type: str, low: float, high: float, clipped: int) -> None:
     """Responses of one token: a ratio of 1/2 with A < 0 and one of 2 with A > 0, of which one is beyond its bound."""
-    log_probs = torch.tensor([[0.5], [2.0]]).log()
+    ratios = torch.tensor([[0.5], [2.0]])
     advantages = torch.tensor([[-1.0], [1.0]])
+    tokens = of_ratios(ratios, advantages, ONE_TOKEN_EACH)
     loss = built(loss_type, clip_ratio_low=low, clip_ratio_high=high)
-    metrics = policy_metrics(loss, tokens_of(log_probs, torch.zeros(2, 1), advantages, ONE_TOKEN_EACH))
+    metrics = policy_metrics(loss, tokens)
     assert metrics["actor/pg_clipfrac_higher"].value == clipped
 
 
@@ -154,8 +169,10 @@ def test_a_ratio_on_its_bound_is_not_counted_as_clipped(loss_type: str, low: flo
     ],
 )
 def test_kl_penalties_of_differences_of_one_half_and_minus_2(penalty: str, expected: list[float]) -> None:
-    found = kl_penalty(torch.tensor([[-1.0, -3.0]]), torch.tensor([[-1.5, -1.0]]), penalty)
-    assert found[0].tolist() == pytest.approx(expected)
+    log_probs = torch.tensor([[-1.0, -3.0]])
+    reference = torch.tensor([[-1.5, -1.0]])
+    penalties = kl_penalty(log_probs, reference, penalty)
+    assert penalties[0].tolist() == pytest.approx(expected)
 
 
 def test_low_var_kl_is_cut_at_10_and_all_kinds_are_finite() -> None:
@@ -164,43 +181,43 @@ def test_low_var_kl_is_cut_at_10_and_all_kinds_are_finite() -> None:
     reference = torch.tensor([[-1.0, -1e4]])
     assert kl_penalty(log_probs, reference, "low_var_kl").tolist() == [[10.0, 10.0]]
     for penalty in KL_PENALTIES:
-        (gradient,) = torch.autograd.grad(kl_penalty(log_probs, reference, penalty).sum(), log_probs)
+        total = kl_penalty(log_probs, reference, penalty).sum()
+        (gradient,) = torch.autograd.grad(total, log_probs)
         assert gradient.isfinite().all(), penalty
 
 
 @pytest.mark.parametrize(
-    ("observed", "expected"),
-    [
-        (0.1, 0.01),  # on target
-        (0.11, 0.01 * (1 + 0.1 * 256 / 10000)),
-        (5.0, 0.01 * (1 + 0.2 * 256 / 10000)),  # the error is cut at 0.2
-        (0.0, 0.01 * (1 - 0.2 * 256 / 10000)),
-    ],
+    ("observed", "error"),
+    [(0.1, 0.0), (0.11, 0.1), (5.0, 0.2), (0.0, -0.2)],
 )
-def test_the_adaptive_coefficient_moves_by_a_bounded_share(observed: float, expected: float) -> None:
-    found = adapted_coefficient(0.01, observed, num_sequences=256, kl_target=0.1, kl_horizon=10000.0)
-    assert found == pytest.approx(expected, rel=1e-12)
-    hasty = adapted_coefficient(0.01, 0.0, num_sequences=256, kl_target=0.1, kl_horizon=10.0)
-    assert hasty == 0.0, "it never turns negative"
+def test_the_adaptive_coefficient_moves_by_a_bounded_share(observed: float, error: float) -> None:
+    """The relative error to the target 0.1 is cut at 0.2; of it 256 sequences of 10,000 take their share."""
+    adapted = adapted_coefficient(0.01, observed, num_sequences=256, kl_target=0.1, kl_horizon=10000.0)
+    assert adapted == pytest.approx(0.01 * (1 + error * 256 / 10000), rel=1e-12)
+
+
+def test_the_adaptive_coefficient_never_turns_negative() -> None:
+    """0.01 (1 - 0.2 * 256 / 10) is below 0."""
+    adapted = adapted_coefficient(0.01, 0.0, num_sequences=256, kl_target=0.1, kl_horizon=10.0)
+    assert adapted == 0.0
 
 
 def test_the_critics_loss_is_half_the_worse_squared_error() -> None:
-    # Old value 0, clip 0.5, target 1. Value 0.4: not clipped, 0.36 / 2. Value 0.9: clipped to 0.5, 0.25 / 2.
-    # Value -2: clipped to -0.5, but 3^2 is worse, 9 / 2.
+    """Old value 0, clip 0.5, target 1.
+
+    Value 0.4 is not clipped: 0.36 / 2. Value 0.9 is clipped to 0.5: 0.25 / 2. Value -2 is clipped to -0.5, but 3^2 is
+    worse: 9 / 2. The metrics count the first two alone.
+    """
     values = torch.tensor([[0.4, 0.9, -2.0]], requires_grad=True)
-    loss = value_loss(values, torch.zeros(1, 3), torch.ones(1, 3), 0.5)
-    assert loss[0].tolist() == pytest.approx([0.18, 0.125, 4.5])
-    loss.sum().backward()
-    assert values.grad is not None
-    assert values.grad[0].tolist() == pytest.approx([-0.6, 0.0, -3.0])
+    old_values = torch.zeros(1, 3)
+    targets = torch.ones(1, 3)
+    losses = value_loss(values, old_values, targets, 0.5)
+    assert losses[0].tolist() == pytest.approx([0.18, 0.125, 4.5])
+    (gradient,) = torch.autograd.grad(losses.sum(), values)
+    assert gradient[0].tolist() == pytest.approx([-0.6, 0.0, -3.0])
     mask = torch.tensor([[True, True, False]])
-    found = results(value_metrics(values.detach(), torch.zeros(1, 3), torch.ones(1, 3), mask, 0.5))
-    assert found == pytest.approx({"critic/vf_clipfrac": 0.5, "critic/vpred_mean": 0.65})
-
-
-VOCABULARY = 7
-REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0])
-LENGTHS = [3, 6, 2, 5]  # 16 tokens
+    metrics = results(value_metrics(values.detach(), old_values, targets, mask, 0.5))
+    assert metrics == pytest.approx({"critic/vf_clipfrac": 0.5, "critic/vpred_mean": 0.65})
 
 
 def test_weights_of_each_aggregation_are_worked_out_by_hand() -> None:
@@ -215,7 +232,11 @@ def test_weights_of_each_aggregation_are_worked_out_by_hand() -> None:
     }
     assert set(expected) == set(AGGREGATIONS)
     for name, weights in expected.items():
-        torch.testing.assert_close(token_weights(mask, name, denominators), torch.tensor(weights))
+        actual = token_weights(mask, name, denominators)
+        torch.testing.assert_close(actual, torch.tensor(weights))
+
+
+LENGTHS = [3, 6, 2, 5]  # 16 tokens
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -226,32 +247,35 @@ def test_losses_depend_on_no_micro_batch_padding_or_dead_row(
 ) -> None:
     """Leaving out rows without advantage changes no bit."""
     log_probs, old = log_probs_like((2, 4, 6), seed, scale=0.3)
-    advantages = torch.tensor([0.9, -0.9, 0.4, -1.3], dtype=torch.float64).unsqueeze(1).repeat(1, 6)
+    advantages = torch.tensor([[0.9], [-0.9], [0.4], [-1.3]], dtype=torch.float64).repeat(1, 6)
     advantages[sorted(dead)] = 0.0
+    denominators = LossDenominators(16, 4, 6)
 
-    def total(parts: list[list[int]], padding: int = 0) -> tuple[Tensor, Tensor]:
+    def total(micro_batches: list[list[int]], padding: int = 0) -> tuple[Tensor, Tensor]:
+        """The loss over micro-batches of these rows, and its gradient in the log-probs."""
         leaf = log_probs.clone().requires_grad_()
-        loss = torch.zeros((), dtype=torch.float64)
-        for rows in parts:
-            mask = response_mask([LENGTHS[row] for row in rows], 6 + padding)
-            padded: list[Tensor] = []
-            for values in (leaf, old, advantages):
-                padded.append(torch.nn.functional.pad(values[rows], (0, padding), value=-7.0))
-            weights = token_weights(mask, aggregation, LossDenominators(16, 4, 6)).double()
-            losses = losses_of(LOSSES[loss_type], *padded, mask)
-            loss = loss + (losses * weights).sum()
-        (gradient,) = torch.autograd.grad(loss, leaf)
-        return loss.detach(), gradient
+        total_loss = torch.zeros((), dtype=torch.float64)
+        for rows in micro_batches:
+            tokens = PolicyTokens(
+                log_probs=pad(leaf[rows], (0, padding), value=-7.0),
+                old_log_probs=pad(old[rows], (0, padding), value=-7.0),
+                advantages=pad(advantages[rows], (0, padding), value=-7.0),
+                response_mask=response_mask([LENGTHS[row] for row in rows], 6 + padding),
+            )
+            losses = LOSSES[loss_type].token_losses(tokens)
+            weights = token_weights(tokens.response_mask, aggregation, denominators)
+            total_loss = total_loss + (losses * weights.double()).sum()
+        (gradient,) = torch.autograd.grad(total_loss, leaf)
+        return total_loss.detach(), gradient
 
     whole = total([[0, 1, 2, 3]])
     one_by_one = total([[0], [1], [2], [3]])
     in_pairs = total([[3, 1], [0, 2]])
     padded_more = total([[0, 1, 2, 3]], padding=5)
-    for cut in (one_by_one, in_pairs, padded_more):
-        torch.testing.assert_close(cut, whole, rtol=1e-6, atol=1e-12)
-    loss, gradient = total([[row] for row in range(4) if row not in dead])
-    assert torch.equal(loss, one_by_one[0])
-    assert torch.equal(gradient, one_by_one[1])
+    for other in (one_by_one, in_pairs, padded_more):
+        torch.testing.assert_close(other, whole, rtol=1e-6, atol=1e-12)
+    live_alone = total([[row] for row in range(4) if row not in dead])
+    torch.testing.assert_close(live_alone, one_by_one, rtol=0.0, atol=0.0)
 
 
 class FaultyLoss(PolicyLoss):
@@ -280,16 +304,17 @@ FAULTY_TOKENS = PolicyTokens(
     advantages=torch.ones(2, 3),
     response_mask=torch.ones(2, 3, dtype=torch.bool),
 )
+RATIO = FAULTY_TOKENS.ratio
 
 
 @pytest.mark.parametrize(
     ("losses", "message"),
     [
-        (FAULTY_TOKENS.ratio.mean(), r"FaultyLoss.token_losses returned losses of shape \(\) for \(2, 3\); return the"),
-        (FAULTY_TOKENS.ratio.mean(dim=1, keepdim=True), r"losses of shape \(2, 1\) for \(2, 3\)"),
-        ((FAULTY_TOKENS.ratio, {}), "token_losses returned a tuple; return the loss of each token"),
+        (RATIO.mean(), r"FaultyLoss.token_losses returned losses of shape \(\) for \(2, 3\); return the"),
+        (RATIO.mean(dim=1, keepdim=True), r"losses of shape \(2, 1\) for \(2, 3\)"),
+        ((RATIO, {}), "token_losses returned a tuple; return the loss of each token"),
         (None, "token_losses returned a NoneType"),
-        (FAULTY_TOKENS.ratio.detach(), "without a gradient, from which nothing is learnt"),
+        (RATIO.detach(), "without a gradient, from which nothing is learnt"),
     ],
 )
 def test_a_loss_that_is_no_loss_of_each_token_is_refused(losses: Any, message: str) -> None:

@@ -50,14 +50,19 @@ def test_a_cap_of_5_bends_logits_to_less_than_5() -> None:
 def test_log_probs_and_gradients_are_those_of_capped_logits(trained: bool, temperature: float) -> None:
     head = build_head(trained=trained)
     hidden, targets = draw()
-    inputs: list[Tensor] = [hidden, head.weight] if trained else [hidden]
-    log_probs = target_log_probs(hidden, CappedHead(head, CAP), targets, temperature=temperature, chunk_tokens=4)
-    expected = expected_log_p(hidden, head.weight, temperature).gather(1, targets.unsqueeze(1)).squeeze(1)
+    capped = CappedHead(head, CAP)
+    log_probs = target_log_probs(hidden, capped, targets, temperature=temperature, chunk_tokens=4)
+    log_p = expected_log_p(hidden, head.weight, temperature)
+    expected = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
     assert float((log_probs - expected).detach().abs().max()) < 1e-5, "log-probs are float32"
+
+    inputs: list[Tensor] = [hidden, head.weight] if trained else [hidden]
     weight = torch.linspace(-1, 1, TOKENS, dtype=torch.float64)
     gradients = torch.autograd.grad((log_probs * weight).sum(), inputs)
-    for gradient, wanted in zip(gradients, torch.autograd.grad((expected * weight).sum(), inputs), strict=True):
-        assert float((gradient - wanted).norm() / wanted.norm()) < 1e-5
+    expected_gradients = torch.autograd.grad((expected * weight).sum(), inputs)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        relative_gap = (gradient - expected_gradient).norm() / expected_gradient.norm()
+        assert float(relative_gap) < 1e-5
 
 
 @pytest.mark.parametrize("in_float32", [False, True])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from case_files import cases
 from fuzzing import only_our_errors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,22 +22,7 @@ from cepo.models.text_codec import IMAGE_MARK
 
 @pytest.mark.parametrize(
     ("template", "what"),
-    [
-        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "refuses messages of the roles user: SecurityError: "),
-        ("{{ 1 / 0 }}", "refuses messages of the roles user: ZeroDivisionError: "),
-        ("{% for i in range(1000000000000) %}x{% endfor %}", "refuses messages of the roles user: OverflowError: "),
-        ("{{ raise_exception('one role alone') }}", "refuses messages of the roles user: TemplateError: "),
-        ("{% if %}", "does not parse"),
-        ("{{ messages[0].role }}", "drops or repeats texts"),
-        ("{{ messages[0].content[0].text | lower }}", "drops or repeats texts"),
-        ("{{ messages[0].content[0].text | reverse }}", "drops or repeats texts"),
-        ("{{ messages[0].content[0].text }}", "writes 0 placeholders for 1 <image>"),
-        ("{{ messages[0].content[0].text }}<|image_pad|><|image_pad|>", "writes 2 placeholders for 1 <image>"),
-        (
-            "{% for part in messages[0].content | reverse %}{{ part.text }}{% endfor %}<|image_pad|>",
-            "changes or reorders",
-        ),
-    ],
+    cases(__file__, "unusable_chat_templates.yaml"),
 )
 def test_an_unusable_or_failing_chat_template_is_named(tiny_model_folder: Path, template: str, what: str) -> None:
     processing = Processing(str(tiny_model_folder), chat_template=template)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -61,36 +61,52 @@ def draw(dtype: torch.dtype = torch.float32, tokens: int = TOKENS) -> tuple[Tens
     return hidden, targets, torch.randn(tokens, generator=generator)
 
 
-def dense(
-    hidden: Tensor, head: nn.Linear, targets: Tensor, factors: Tensor, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs and the gradients in hidden states and weight, in float64 and at once."""
+class Dense(NamedTuple):
+    """Log-probs and the gradients of the loss in hidden states and weight, in float64 and at once."""
+
+    log_probs: Tensor
+    hidden_gradient: Tensor
+    weight_gradient: Tensor
+
+
+def dense(hidden: Tensor, head: nn.Linear, targets: Tensor, factors: Tensor, temperature: float) -> Dense:
     states = hidden.detach().double().requires_grad_()
     weight = head.weight.detach().double().requires_grad_()
-    bias = 0.0 if head.bias is None else head.bias.detach().double()
-    log_probs = ((states @ weight.t() + bias) / temperature).log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
-    to_hidden, to_weight = torch.autograd.grad((factors.double() * log_probs).sum(), (states, weight))
-    return log_probs.detach(), to_hidden, to_weight
+    logits = states @ weight.t()
+    if head.bias is not None:
+        logits = logits + head.bias.detach().double()
+    log_p = (logits / temperature).log_softmax(dim=1)
+    log_probs = log_p.gather(1, targets[:, None])[:, 0]
+    loss = (factors.double() * log_probs).sum()
+    hidden_gradient, weight_gradient = torch.autograd.grad(loss, (states, weight))
+    return Dense(log_probs.detach(), hidden_gradient, weight_gradient)
 
 
-def compare_with_dense(
-    head: nn.Linear, temperature: float, chunk_tokens: int, limit: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Holds log-probs to the dense ones, and to `limit` the gradients of hidden states and of a trained weight.
+def relative_gap(gradient: Tensor | None, expected: Tensor) -> float:
+    assert gradient is not None
+    return float((gradient.double() - expected).norm() / expected.norm())
 
-    Returns hidden states, targets, and the log-probs found and expected.
-    """
+
+class Compared(NamedTuple):
+    hidden: Tensor
+    targets: Tensor
+    log_probs: Tensor
+    expected_log_probs: Tensor
+
+
+def compare_with_dense(head: nn.Linear, temperature: float, chunk_tokens: int, limit: float) -> Compared:
+    """Holds log-probs to the dense ones, and to `limit` the gradients of hidden states and of a trained weight."""
     hidden, targets, factors = draw(head.weight.dtype)
-    expected, *gradients = dense(hidden, head, targets, factors, temperature)
-    found = target_log_probs(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
-    (factors * found).sum().backward()
-    assert float((found.detach() - expected).abs().max()) < LOG_PROBS
-    trained = head.weight.requires_grad
-    for tensor, wanted in zip((hidden, head.weight) if trained else (hidden,), gradients, strict=False):
-        assert tensor.grad is not None
-        assert float((tensor.grad - wanted).norm() / wanted.norm()) < limit
-    assert trained or head.weight.grad is None
-    return hidden.detach(), targets, found.detach(), expected
+    expected = dense(hidden, head, targets, factors, temperature)
+    log_probs = target_log_probs(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    (factors * log_probs).sum().backward()
+    assert float((log_probs.detach() - expected.log_probs).abs().max()) < LOG_PROBS
+    assert relative_gap(hidden.grad, expected.hidden_gradient) < limit
+    if head.weight.requires_grad:
+        assert relative_gap(head.weight.grad, expected.weight_gradient) < limit
+    else:
+        assert head.weight.grad is None
+    return Compared(hidden.detach(), targets, log_probs.detach(), expected.log_probs)
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 8, 1000])
@@ -100,50 +116,57 @@ def test_head_log_probs_and_gradients_are_the_dense_ones(
     trained: bool, bias: bool, temperature: float, chunk_tokens: int
 ) -> None:
     head = build_head(trained=trained, bias=bias)
-    hidden, targets, found, _ = compare_with_dense(head, temperature, chunk_tokens, GRADIENTS)
+    compared = compare_with_dense(head, temperature, chunk_tokens, GRADIENTS)
     with torch.no_grad():
-        without_gradient = target_log_probs(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
-    assert torch.equal(found, without_gradient)
+        without_gradient = target_log_probs(
+            compared.hidden, head, compared.targets, temperature=temperature, chunk_tokens=chunk_tokens
+        )
+    assert torch.equal(compared.log_probs, without_gradient)
 
 
 @pytest.mark.parametrize(("trained", "forward", "backward"), [(False, 2, 0), (True, 1, 3)])
 def test_under_a_frozen_head_backward_skips_the_vocabulary(trained: bool, forward: int, backward: int) -> None:
-    head, (hidden, targets, factors) = build_head(trained=trained), draw()
-    with FlopCounterMode(display=False) as there:
-        found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=8)
-    loss = (factors * found).sum()
-    with FlopCounterMode(display=False) as back:
+    head = build_head(trained=trained)
+    hidden, targets, factors = draw()
+    with FlopCounterMode(display=False) as of_forward:
+        log_probs = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=8)
+    loss = (factors * log_probs).sum()
+    with FlopCounterMode(display=False) as of_backward:
         loss.backward()
     product = 2 * TOKENS * HIDDEN * VOCABULARY
-    assert there.get_total_flops() == forward * product
-    assert back.get_total_flops() == backward * product
+    assert of_forward.get_total_flops() == forward * product
+    assert of_backward.get_total_flops() == backward * product
 
 
 def test_a_trained_bf16_head_sums_its_chunks_in_float32() -> None:
-    head, (hidden, targets, factors) = build_head(trained=True, dtype=torch.bfloat16), draw(torch.bfloat16, 4096)
-    _, _, to_weight = dense(hidden, head, targets, factors, 1.0)
-    found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=4)
-    (factors * found).sum().backward()
-    assert head.weight.grad is not None
-    gap = float((head.weight.grad.double() - to_weight).norm() / to_weight.norm())
-    chunks = (to_weight / 1024).bfloat16().expand(1024, -1, -1)
-    running = torch.zeros_like(chunks[0])
-    for part in chunks:
-        running = running + part
-    assert gap < 0.02 < float((running.double() - to_weight).norm() / to_weight.norm())
+    """A sum of 1,024 chunks in bf16 would be off by more than the limit."""
+    head = build_head(trained=True, dtype=torch.bfloat16)
+    hidden, targets, factors = draw(torch.bfloat16, 4096)
+    expected = dense(hidden, head, targets, factors, 1.0).weight_gradient
+    log_probs = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=4)
+    (factors * log_probs).sum().backward()
+    assert relative_gap(head.weight.grad, expected) < 0.02
+
+    of_a_chunk = (expected / 1024).bfloat16()
+    sum_in_bf16 = torch.zeros_like(of_a_chunk)
+    for _ in range(1024):
+        sum_in_bf16 = sum_in_bf16 + of_a_chunk
+    assert relative_gap(sum_in_bf16, expected) > 0.02
 
 
 @pytest.mark.parametrize(("trained", "bias"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("chunk_tokens", [8, 1000])
 def test_with_float32_logits_bf16_log_probs_are_float64s(trained: bool, bias: bool, chunk_tokens: int) -> None:
     head = realistic_head(trained=trained, bias=bias)
-    hidden, targets, _, expected = compare_with_dense(head, 1.0, chunk_tokens, 2**-7)
-    assert 16 < float((hidden @ head.weight.detach().t()).amax(dim=1).mean()) < 32
+    compared = compare_with_dense(head, 1.0, chunk_tokens, 2**-7)
+    logits = compared.hidden @ head.weight.detach().t()
+    assert 16 < float(logits.amax(dim=1).mean()) < 32
     plain = build_head(trained=False, bias=bias, dtype=torch.bfloat16)
     plain.load_state_dict(head.state_dict())
     with torch.no_grad():
-        rounded = target_log_probs(hidden, plain, targets, temperature=1.0, chunk_tokens=chunk_tokens)
-    assert float((rounded - expected).square().mean().sqrt()) > 0.01
+        rounded = target_log_probs(compared.hidden, plain, compared.targets, temperature=1.0, chunk_tokens=chunk_tokens)
+    error = rounded - compared.expected_log_probs
+    assert float(error.square().mean().sqrt()) > 0.01
 
 
 @pytest.mark.parametrize("width", [16, 2**17])
@@ -151,17 +174,19 @@ def test_float32_logits_and_gradients_are_those_of_float64(width: int) -> None:
     generator = torch.Generator().manual_seed(5)
     hidden = torch.randn(2, 3, width, generator=generator).bfloat16().requires_grad_()
     weight = torch.randn(70, width, generator=generator).bfloat16().requires_grad_()
+    exact_hidden = hidden.detach().double().requires_grad_()
+    exact_weight = weight.detach().double().requires_grad_()
     logits = float32_logits(hidden, weight)
-    exact = hidden.double() @ weight.double().t()
+    exact = exact_hidden @ exact_weight.t()
     assert logits.dtype is torch.float32
-    products = hidden.detach().double().abs() @ weight.detach().double().t().abs()
+    products = exact_hidden.detach().abs() @ exact_weight.detach().abs().t()
     assert float((logits - exact).detach().abs().max()) < sum_of_products(products, width)
     outer = torch.randn(2, 3, 70, generator=generator)
-    found = torch.autograd.grad((logits * outer).sum(), (hidden, weight))
-    wanted = torch.autograd.grad((exact * outer).sum(), (hidden, weight))
-    for gradient, reference in zip(found, wanted, strict=True):
+    gradients = torch.autograd.grad((logits * outer).sum(), (hidden, weight))
+    exact_gradients = torch.autograd.grad((exact * outer).sum(), (exact_hidden, exact_weight))
+    for gradient, expected in zip(gradients, exact_gradients, strict=True):
         assert gradient.dtype is torch.bfloat16
-        assert float((gradient.double() - reference.double()).norm() / reference.double().norm()) < 2**-7
+        assert relative_gap(gradient, expected) < 2**-7
 
 
 def test_another_weight_gets_logits_of_the_heads_own_type() -> None:
@@ -220,8 +245,16 @@ def kernel_for(capability: int, logits: str) -> Any:
 
     from cepo.models.head_kernel import _rows
 
-    types = {"logits": logits, "targets": "*i64", "log_probs": "*fp32", "vocabulary": "i32", "row_stride": "i32"}
-    types |= {"scale": "fp32", "block": "constexpr", "with_direction": "constexpr"}
+    types = {
+        "logits": logits,
+        "targets": "*i64",
+        "log_probs": "*fp32",
+        "vocabulary": "i32",
+        "row_stride": "i32",
+        "scale": "fp32",
+        "block": "constexpr",
+        "with_direction": "constexpr",
+    }
     # Triton notices arguments that are multiples of 16 (addresses, and 151,936 entries), and reads several at once.
     divisible = {(index,): [["tt.divisibility", 16]] for index in range(5)}
     constants = {"block": 4096, "with_direction": True}
@@ -255,7 +288,14 @@ def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(
 
 def test_chunks_of_qwen3_vls_head_have_their_sizes() -> None:
     """They have 220 tokens on a CPU and 1766 on a GPU, and 62 and 441 for a divergence."""
-    devices = (torch.device("cpu"), torch.device("cuda"))
-    assert [head_chunk_tokens(device, 151_936) for device in devices] == [220, 1766]
-    assert [divergence_chunk_tokens(device, 151_936) for device in devices] == [62, 441]
-    assert head_chunk_tokens(devices[1], 2**30) == divergence_chunk_tokens(devices[0], 2**30) == 1
+    cpu = torch.device("cpu")
+    gpu = torch.device("cuda")
+    assert head_chunk_tokens(cpu, 151_936) == 220
+    assert head_chunk_tokens(gpu, 151_936) == 1766
+    assert divergence_chunk_tokens(cpu, 151_936) == 62
+    assert divergence_chunk_tokens(gpu, 151_936) == 441
+
+
+def test_a_chunk_has_at_least_one_token() -> None:
+    assert head_chunk_tokens(torch.device("cuda"), 2**30) == 1
+    assert divergence_chunk_tokens(torch.device("cpu"), 2**30) == 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -43,32 +44,62 @@ def head_of(kind: str, dtype: torch.dtype = torch.float32) -> Any:
     return Capped(linear.weight.detach()) if kind == "capped" else model.lm_head
 
 
-def drawn(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states, targets, and the loss's factors of log-probs and entropies."""
+@dataclass(frozen=True)
+class Inputs:
+    """Hidden states and targets, and a loss's factors of the log-probs and of the entropies."""
+
+    hidden: Tensor
+    targets: Tensor
+    log_prob_factors: Tensor
+    entropy_factors: Tensor
+
+    def loss(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
+        of_log_probs = self.log_prob_factors.to(log_probs.dtype) * log_probs
+        of_entropies = self.entropy_factors.to(entropies.dtype) * entropies
+        return (of_log_probs + of_entropies).sum()
+
+
+def drawn(dtype: torch.dtype = torch.float32) -> Inputs:
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype).requires_grad_()
     targets = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
     log_prob_factors, entropy_factors = torch.randn(2, TOKENS, generator=generator)
-    return hidden, targets, log_prob_factors, entropy_factors
+    return Inputs(hidden, targets, log_prob_factors, entropy_factors)
 
 
-def by_autograd(
-    hidden: Tensor, head: Any, targets: Tensor, factors: tuple[Tensor, Tensor], temperature: float
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Log-probs and entropies, and the gradients in hidden states and weight, at once in float64."""
+class Exact(NamedTuple):
+    """Values in float64, and the gradients of the inputs' loss."""
+
+    log_probs: Tensor
+    entropies: Tensor
+    hidden_gradient: Tensor
+    weight_gradient: Tensor
+
+
+def by_autograd(inputs: Inputs, head: Any, temperature: float) -> Exact:
+    """The whole of the logits at once."""
     exact = head_of("capped" if isinstance(head, Capped) else "plain").double()
     exact.load_state_dict({"weight": head.weight.detach().double()})
-    states = hidden.detach().double().requires_grad_()
-    logits = exact(states)
+    hidden = inputs.hidden.detach().double().requires_grad_()
+    logits = exact(hidden)
     bias = getattr(head, "bias", None)
     if bias is not None:
         logits = logits + bias.detach().double()
     log_p = (logits / temperature).log_softmax(dim=1)
-    log_probs = log_p.gather(1, targets[:, None])[:, 0]
+    log_probs = log_p.gather(1, inputs.targets[:, None])[:, 0]
     entropies = -(log_p.exp() * log_p).sum(dim=1)
-    loss = (factors[0].double() * log_probs + factors[1].double() * entropies).sum()
-    gradients = torch.autograd.grad(loss, (states, exact.weight))
-    return [log_probs.detach(), entropies.detach()], list(gradients)
+    loss = inputs.loss(log_probs, entropies)
+    hidden_gradient, weight_gradient = torch.autograd.grad(loss, (hidden, exact.weight))
+    return Exact(log_probs.detach(), entropies.detach(), hidden_gradient, weight_gradient)
+
+
+def largest_gap(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.detach() - expected).abs().max())
+
+
+def relative_gap(gradient: Tensor | None, expected: Tensor) -> float:
+    assert gradient is not None
+    return float((gradient.double() - expected).norm() / expected.norm())
 
 
 KINDS = ("plain", "frozen", "bias", "capped", "float32 logits")
@@ -79,33 +110,34 @@ KINDS = ("plain", "frozen", "bias", "capped", "float32 logits")
 @pytest.mark.parametrize("kind", KINDS)
 def test_entropies_and_their_gradients_are_autograds(kind: str, temperature: float, chunk_tokens: int) -> None:
     head = head_of(kind)
-    hidden, targets, *factors = drawn()
-    found = log_probs_and_entropies(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
-    (factors[0] * found[0] + factors[1] * found[1]).sum().backward()
-    expected, gradients = by_autograd(hidden, head, targets, (factors[0], factors[1]), temperature)
-    for values, wanted in zip(found, expected, strict=True):
-        assert float((values.detach() - wanted).abs().max()) < LOG_PROBS
-    trained = (hidden,) if kind == "frozen" else (hidden, head.weight)
-    for tensor, wanted in zip(trained, gradients, strict=False):
-        assert isinstance(tensor, Tensor)
-        assert tensor.grad is not None
-        assert float((tensor.grad - wanted).norm() / wanted.norm()) < GRADIENTS
-    assert kind != "frozen" or head.weight.grad is None
+    inputs = drawn()
+    options: Any = {"temperature": temperature, "chunk_tokens": chunk_tokens}
+    log_probs, entropies = log_probs_and_entropies(inputs.hidden, head, inputs.targets, **options)
+    inputs.loss(log_probs, entropies).backward()
+    expected = by_autograd(inputs, head, temperature)
+    assert largest_gap(log_probs, expected.log_probs) < LOG_PROBS
+    assert largest_gap(entropies, expected.entropies) < LOG_PROBS
+    assert relative_gap(inputs.hidden.grad, expected.hidden_gradient) < GRADIENTS
+    if kind == "frozen":
+        assert head.weight.grad is None
+    else:
+        assert relative_gap(head.weight.grad, expected.weight_gradient) < GRADIENTS
     with torch.no_grad():
-        again = log_probs_and_entropies(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
-    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+        without_gradient = log_probs_and_entropies(inputs.hidden, head, inputs.targets, **options)
+    torch.testing.assert_close(without_gradient, (log_probs, entropies), rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("kind", ["plain", "bias", "capped"])
 def test_a_float64_head_has_float64_entropies(kind: str) -> None:
     """Both values keep the precision of the logits, whatever the head; in float32 they would be 1e-7 off."""
     head = head_of(kind, torch.float64).double()
-    hidden, targets, *factors = drawn(torch.float64)
-    found = log_probs_and_entropies(hidden, head, targets, temperature=0.7, chunk_tokens=8)
-    expected, _ = by_autograd(hidden, head, targets, (factors[0], factors[1]), 0.7)
-    for values, wanted in zip(found, expected, strict=True):
-        assert values.dtype is torch.float64
-        assert float((values.detach() - wanted).abs().max()) < 1e-12
+    inputs = drawn(torch.float64)
+    log_probs, entropies = log_probs_and_entropies(inputs.hidden, head, inputs.targets, temperature=0.7, chunk_tokens=8)
+    expected = by_autograd(inputs, head, 0.7)
+    assert log_probs.dtype is torch.float64
+    assert entropies.dtype is torch.float64
+    assert largest_gap(log_probs, expected.log_probs) < 1e-12
+    assert largest_gap(entropies, expected.entropies) < 1e-12
 
 
 def test_entropies_of_known_distributions() -> None:
@@ -117,13 +149,13 @@ def test_entropies_of_known_distributions() -> None:
     head = nn.Linear(8, 8, bias=False)
     head.weight.data.copy_(torch.eye(8))
     hidden = logits.requires_grad_()
-    log_probs, entropies = log_probs_and_entropies(hidden, head, torch.full((4,), 3), temperature=1.0, chunk_tokens=4)
+    targets = torch.full((4,), 3)
+    log_probs, entropies = log_probs_and_entropies(hidden, head, targets, temperature=1.0, chunk_tokens=4)
     assert entropies.tolist() == pytest.approx([math.log(8), math.log(2), 0.0, 0.0], abs=1e-6)
-    assert log_probs.tolist()[:3] == pytest.approx([-math.log(8), -60.0 - math.log(2), 0.0], abs=1e-5)
-    entropies.sum().backward()
-    assert hidden.grad is not None
-    assert bool(hidden.grad.isfinite().all())
-    assert float(hidden.grad[0].abs().max()) < 1e-6, "the largest entropy has no direction"
+    assert log_probs[:3].tolist() == pytest.approx([-math.log(8), -60.0 - math.log(2), 0.0], abs=1e-5)
+    (gradient,) = torch.autograd.grad(entropies.sum(), hidden)
+    assert gradient.isfinite().all()
+    assert float(gradient[0].abs().max()) < 1e-6, "the largest entropy has no direction"
 
 
 def test_no_token_has_no_entropy() -> None:
@@ -140,27 +172,29 @@ def test_no_token_has_no_entropy() -> None:
 
 def test_bf16_gradients_differ_by_the_rounding_of_bf16() -> None:
     head = head_of("float32 logits", torch.bfloat16)
-    hidden, targets, *factors = drawn(torch.bfloat16)
-    found = log_probs_and_entropies(hidden, head, targets, temperature=1.0, chunk_tokens=8)
-    (factors[0] * found[0] + factors[1] * found[1]).sum().backward()
-    expected, gradients = by_autograd(hidden, head, targets, (factors[0], factors[1]), 1.0)
-    for values, wanted in zip(found, expected, strict=True):
-        assert values.dtype is torch.float32
-        assert float((values.detach() - wanted).abs().max()) < LOG_PROBS
-    for tensor, wanted in zip((hidden, head.weight), gradients, strict=True):
-        assert isinstance(tensor, Tensor)
+    inputs = drawn(torch.bfloat16)
+    log_probs, entropies = log_probs_and_entropies(inputs.hidden, head, inputs.targets, temperature=1.0, chunk_tokens=8)
+    inputs.loss(log_probs, entropies).backward()
+    expected = by_autograd(inputs, head, 1.0)
+    assert log_probs.dtype is torch.float32
+    assert entropies.dtype is torch.float32
+    assert largest_gap(log_probs, expected.log_probs) < LOG_PROBS
+    assert largest_gap(entropies, expected.entropies) < LOG_PROBS
+    for tensor, gradient in ((inputs.hidden, expected.hidden_gradient), (head.weight, expected.weight_gradient)):
         assert tensor.grad is not None
         assert tensor.grad.dtype is torch.bfloat16
-        assert float((tensor.grad.double() - wanted).norm() / wanted.norm()) < 2**-7
+        assert relative_gap(tensor.grad, gradient) < 2**-7
 
 
 @pytest.mark.parametrize(("kind", "backward"), [("plain", 3), ("frozen", 2)])
 def test_entropies_cost_no_further_product_of_a_trained_head(kind: str, backward: int) -> None:
     """With log-probs alone a trained head has 1 and 3 products of tokens and vocabulary, a frozen one 2 and 0."""
     head = head_of(kind)
-    hidden, targets, *_ = drawn()
+    inputs = drawn()
     with FlopCounterMode(display=False) as there:
-        log_probs, entropies = log_probs_and_entropies(hidden, head, targets, temperature=1.0, chunk_tokens=8)
+        log_probs, entropies = log_probs_and_entropies(
+            inputs.hidden, head, inputs.targets, temperature=1.0, chunk_tokens=8
+        )
     loss = (log_probs + entropies).sum()
     with FlopCounterMode(display=False) as back:
         loss.backward()

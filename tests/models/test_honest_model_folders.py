@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from case_files import cases
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import write_checkpoint
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
@@ -19,9 +19,7 @@ from cepo.models.folder_check import check_model_folder
 from cepo.models.pretrained import load_model
 from cepo.models.processing import Processing
 
-FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("honest_model_folders.yaml").read_text(encoding="utf-8")
-)
+FAMILIES: dict[str, dict[str, Any]] = cases(__file__, "honest_model_folders.yaml")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

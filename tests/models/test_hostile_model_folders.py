@@ -11,7 +11,7 @@ from typing import Any
 import json_files
 import pytest
 import torch
-import yaml
+from case_files import cases
 from safetensors.torch import load_file, save_file
 
 from cepo.errors import CepoError, ConfigError, EngineError
@@ -22,12 +22,8 @@ from cepo.models.processing import Processing
 Change = Mapping[str, Any]
 
 
-def table(name: str) -> dict[str, Change]:
-    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-
-
-HOSTILE = table("hostile_model_folders.yaml")
-FAULTY = table("faulty_model_folders.yaml")
+HOSTILE: dict[str, Change] = cases(__file__, "hostile_model_folders.yaml")
+FAULTY: dict[str, Change] = cases(__file__, "faulty_model_folders.yaml")
 
 
 @pytest.fixture

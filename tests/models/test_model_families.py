@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from json_files import write_lines
 from tiny_checkpoints import FAMILIES, write_checkpoint
 
 from cepo.config.schema import DataConfig
@@ -45,7 +46,7 @@ def test_a_picture_for_a_text_model_is_refused_with_its_row(text_model: Path, tm
     Image.new("RGB", (64, 64)).save(image)
     questions: dict[str, list[str]] = {"1 + 1?": [], "<image>How long?": [str(image)]}
     rows = [{"problem": text, "images": images, "answer": "2"} for text, images in questions.items()]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(file, rows)
     with pytest.raises(DataError, match=r"row 1: the row has images, but the model's folder has no image processor"):
         ProblemSet(
             str(file),

@@ -44,17 +44,22 @@ def drawn_embedding(model_type: str) -> nn.Module:
 def test_the_product_is_each_familys_convolution(model_type: str, dtype: torch.dtype) -> None:
     """Values and the gradients of weight and bias; the names and shapes of the parameters stay."""
     published: Any = published_embedding(model_type).to(dtype)
-    patches = torch.randn(40, published.proj.weight[0].numel(), generator=torch.Generator().manual_seed(2)).to(dtype)
-    expected = outcome(published, patches)
+    generator = torch.Generator().manual_seed(2)
+    patch_size = published.proj.weight[0].numel()
+    patches = torch.randn(40, patch_size, generator=generator).to(dtype)
+    by_convolution = outcome(published, patches)
     shapes = {name: weight.shape for name, weight in published.named_parameters()}
+
     use_linear_patch_embedding([published])
     assert {name: weight.shape for name, weight in published.named_parameters()} == shapes
     embedding = published.proj
     assert isinstance(embedding, PatchConvolution)
     embedding.forward = embedding.product  # in float32 on a CPU it stays a convolution
-    for value, wanted in zip(outcome(published, patches), expected, strict=True):
-        assert value.shape == wanted.shape
-        assert float((value - wanted).abs().max()) <= ROUNDING[dtype] * float(wanted.abs().max())
+    by_product = outcome(published, patches)
+    for value, expected in zip(by_product, by_convolution, strict=True):
+        assert value.shape == expected.shape
+        largest_gap = float((value - expected).abs().max())
+        assert largest_gap <= ROUNDING[dtype] * float(expected.abs().max())
 
 
 def outcome(embedding: nn.Module, patches: Tensor) -> list[Tensor]:

@@ -121,9 +121,11 @@ def test_an_image_of_the_models_size_has_the_same_mask_both_ways(grid_processing
     side = 4 * reader.patch_size
     image = Image.fromarray(noise(2 * side, side))
     assert reader.read([image]).tensors["image_grid_thw"].tolist() == [[1, 4, 8]]
-    masks = [PatchMask(probability=0.5, seed=SEED, square=square) for square in (None, reader.patch_size)]
-    own, of_squares = (grid_processing.load_masked([image], mask) for mask in masks)
-    assert own.content_key == of_squares.content_key
+    mask_of_patches = PatchMask(probability=0.5, seed=SEED, square=None)
+    mask_of_squares = PatchMask(probability=0.5, seed=SEED, square=reader.patch_size)
+    by_patches = grid_processing.load_masked([image], mask_of_patches)
+    by_squares = grid_processing.load_masked([image], mask_of_squares)
+    assert by_patches.content_key == by_squares.content_key
 
 
 def test_a_film_has_the_same_black_patches_at_all_times(grid_processing: Processing) -> None:

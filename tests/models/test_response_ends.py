@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from case_files import cases
 from scripted_models import declare_end
 from tiny_checkpoints import FAMILIES, write_checkpoint
 from tiny_checkpoints.tokens import byte_level_tokenizer
@@ -21,7 +21,7 @@ from cepo.models.processing import Processing, load_processing
 from cepo.models.response_end import ResponseEnd, response_end
 from cepo.models.text_codec import TextCodec
 
-CASES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("response_ends.yaml").read_text("utf-8"))
+CASES: dict[str, dict[str, Any]] = cases(__file__, "response_ends.yaml")
 
 
 def template_of(case: dict[str, Any]) -> str:

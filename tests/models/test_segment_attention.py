@@ -57,16 +57,20 @@ def dense(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout) -> T
 @pytest.mark.parametrize("seed", range(4))
 def test_attention_by_parts_is_that_of_the_whole_mask(seed: int, dtype: torch.dtype, limit: float) -> None:
     layout = random_layout(seed, num_segments=9, longest=12)
-    inputs = tensors(layout, dtype)
-    expected_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    output = attend_by_parts(inputs[0], inputs[1], inputs[2], layout, 0.3)
-    expected = dense(expected_inputs[0], expected_inputs[1], expected_inputs[2], layout)
-    assert float((output - expected).detach().abs().max()) < limit
-    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    gradients = torch.autograd.grad((output * weight.to(dtype)).sum(), inputs)
-    expected_gradients = torch.autograd.grad((expected * weight).sum(), expected_inputs)
-    for gradient, wanted in zip(gradients, expected_gradients, strict=True):
-        assert float((gradient - wanted).norm() / wanted.norm()) < limit
+    query, key, value = tensors(layout, dtype)
+    exact_inputs = [tensor.detach().double().requires_grad_() for tensor in (query, key, value)]
+    exact_query, exact_key, exact_value = exact_inputs
+    output = attend_by_parts(query, key, value, layout, 0.3)
+    exact_output = dense(exact_query, exact_key, exact_value, layout)
+    assert float((output - exact_output).detach().abs().max()) < limit
+
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+    gradients = torch.autograd.grad((output * weight.to(dtype)).sum(), (query, key, value))
+    exact_gradients = torch.autograd.grad((exact_output * weight).sum(), exact_inputs)
+    for gradient, exact_gradient in zip(gradients, exact_gradients, strict=True):
+        relative_gap = (gradient - exact_gradient).norm() / exact_gradient.norm()
+        assert float(relative_gap) < limit
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -144,10 +148,11 @@ def test_a_layout_is_filled_by_one_segment_that_nobody_sees() -> None:
 @pytest.mark.heavy
 def test_compiled_attention_is_compiled_once_for_6_layouts() -> None:
     """Its scale and blocks are constants, and kernels in float32 take blocks that fit into a small card."""
-    graphs: list[torch.fx.GraphModule] = []
+    calls: list[torch.fx.Node] = []
 
     def counting(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
-        graphs.append(graph)
+        (call,) = (node for node in graph.graph.nodes if node.target is FLEX)
+        calls.append(call)
         return graph
 
     attend = compiled(counting)
@@ -156,21 +161,24 @@ def test_compiled_attention_is_compiled_once_for_6_layouts() -> None:
             layout = random_layout(seed, num_segments=7, longest=longest).filled_to(128)
             assert layout.num_tokens > 128
             query, key, value = (tensor.detach() for tensor in tensors(layout, torch.float32))
-            attended = attend(query, key, value, packed_mask(layout, torch.device("cpu")), 0.3)
-            assert float((attended - dense(query, key, value, layout)).abs().max()) < 1e-5
-        assert len(graphs) == 1
-        flex = next(node for node in graphs[0].graph.nodes if node.target is FLEX)
-        length = flex.args[0].meta["example_value"].shape[2]
+            mask = packed_mask(layout, torch.device("cpu"))
+            attended = attend(query, key, value, mask, 0.3)
+            expected = dense(query, key, value, layout)
+            assert float((attended - expected).abs().max()) < 1e-5
+        (of_all_layouts,) = calls
+        length = of_all_layouts.args[0].meta["example_value"].shape[2]
         assert isinstance(length, torch.SymInt), "any number of blocks"
         assert statically_known_true(length % 128 == 0), "the kernels need no masks at a row's end"
         # Another model in the same process: half the heads, another width and scale.
-        attend(query[:, :4, :, :4], key[..., :4], value[..., :4], packed_mask(layout, torch.device("cpu")), 0.7)
-        halves = [tensor.bfloat16() for tensor in (query, key, value)]
-        attend(*halves, packed_mask(layout, torch.device("cpu")), 0.3)
-    (in_bf16,) = (node for node in graphs.pop().graph.nodes if node.target is FLEX)
+        attend(query[:, :4, :, :4], key[..., :4], value[..., :4], mask, 0.7)
+        attend(query.bfloat16(), key.bfloat16(), value.bfloat16(), mask, 0.3)
+
+    of_all_layouts, of_other_model, in_bf16 = calls
+    assert of_all_layouts.args[5] == 0.3
+    assert of_other_model.args[5] == 0.7
+    for in_float32 in (of_all_layouts, of_other_model):
+        assert in_float32.args[4][-3:-1] == (128, 128)
+        options = in_float32.args[6]
+        assert options["fwd_BLOCK_M"] == 64, "little shared memory"
+        assert options["fwd_num_stages"] == 1
     assert not {"fwd_BLOCK_M", "fwd_num_stages"} & in_bf16.args[6].keys()
-    for graph, scale in zip(graphs, (0.3, 0.7), strict=True):
-        (call,) = (node for node in graph.graph.nodes if node.target is FLEX)
-        assert call.args[5] == scale
-        assert call.args[4][-3:-1] == (128, 128)
-        assert (call.args[6]["fwd_BLOCK_M"], call.args[6]["fwd_num_stages"]) == (64, 1), "little shared memory"

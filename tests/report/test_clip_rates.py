@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from factories import response_mask, token_batch
 from run_folders import group, rollout, write_run
 
 from cepo.algorithms import build_estimator, statistics
@@ -75,20 +76,17 @@ def test_a_weight_at_a_bound_is_not_clipped() -> None:
 def random_batch(seed: int) -> TokenBatch:
     """Six rollouts of two groups, of up to nine tokens; a reward of 1/2 makes the third one's advantage 0."""
     generator = torch.Generator().manual_seed(seed)
-    mask = torch.arange(9) < torch.tensor([[9], [4], [6], [1], [7], [9]])
-    rewards = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0, 0.0])
-    student, correct, wrong = -torch.rand(3, 6, 9, generator=generator) * 3
-    has_reference = {view: torch.ones(6, dtype=torch.bool) for view in ("correct", "wrong")}
-    token_rewards = torch.zeros(6, 9).scatter(1, mask.sum(dim=1, keepdim=True) - 1, rewards.unsqueeze(1))
-    return TokenBatch(
-        token_level_rewards=token_rewards,
-        response_mask=mask,
-        old_log_probs=student.where(mask, 0.0),
-        group_ids=torch.tensor([0, 0, 0, 1, 1, 1]),
-        teacher_log_probs={"correct": correct.where(mask, 0.0), "wrong": wrong.where(mask, 0.0)},
-        correct=rewards == 1.0,
-        has_reference=has_reference,
+    lengths = [9, 4, 6, 1, 7, 9]
+    mask = response_mask(lengths)
+    student, correct, wrong = -3 * torch.rand(3, 6, 9, generator=generator) * mask
+    batch = token_batch(
+        [1.0, 0.0, 0.5, 1.0, 0.0, 0.0],
+        [0, 0, 0, 1, 1, 1],
+        lengths=lengths,
+        old=student,
+        views={"correct": correct, "wrong": wrong},
     )
+    return replace(batch, correct=batch.rewards == 1.0)
 
 
 @pytest.mark.parametrize("baseline", ["group", "hindsight"])

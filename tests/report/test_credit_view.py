@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +21,13 @@ def columns_of(folder: Path, step: int, *, without_reference: bool = False) -> l
     right = rollout(right=True, delta=DELTA)
     wrong = rollout(right=False, delta=DELTA)
     if without_reference:
-        views = {"correct": None, "wrong": None}
-        wrong = replace(wrong, log_probs={**wrong.log_probs, **views}, references=dict(views))
+        student_alone = {"student": wrong.log_probs["student"], "correct": None, "wrong": None}
+        wrong = replace(wrong, log_probs=student_alone, references={"correct": None, "wrong": None})
     groups = [group(step, [right, wrong])]
     write_run(folder, [(step, {"loss": 1.0})], groups=groups)
-    shown = step_credit(load_run(folder), groups)
-    place = shown["methods"].index("rlsd") + 1
-    return [row["columns"][place] for row in shown["rollouts"]]
+    credit = step_credit(load_run(folder), groups)
+    place = credit["methods"].index("rlsd") + 1
+    return [row["columns"][place] for row in credit["rollouts"]]
 
 
 @pytest.mark.parametrize(("step", "mixing"), [(1, 0.5), (13, 0.26), (25, 0.02), (26, 0.0)])
@@ -47,14 +48,20 @@ def test_a_view_without_a_reference_is_the_students(tmp_path: Path) -> None:
 
 def test_the_belief_is_above_the_text_of_the_opening_pair(tmp_path: Path) -> None:
     """The right response's p is (0 + 1/2) / 2: odds of 1/3, times exp(0.25) for each token; the wrong one's odds are 3."""
-    groups = [group(1, [rollout(right=True, delta=DELTA), rollout(right=False, delta=DELTA)])]
-    write_run(tmp_path, [(1, {"loss": 1.0})], groups=groups)
+    pair = group(1, [rollout(right=True, delta=DELTA), rollout(right=False, delta=DELTA)])
+    write_run(tmp_path, [(1, {"loss": 1.0})], groups=[pair])
     view = credit_view(load_run(tmp_path))
     assert view is not None
-    right, wrong = (side.rows[0] for side in view.contrast.sides)
-    odds = [2.718281828 ** (DELTA * place) / 3 for place in range(3)]
-    assert right.belief == pytest.approx([each / (1 + each) for each in odds])
-    assert wrong.belief == pytest.approx([9 * each / (1 + 9 * each) for each in odds])
+    right_side, wrong_side = view.contrast.sides
+    right = right_side.rows[0]
+    wrong = wrong_side.rows[0]
+    likelihood_ratios = [math.exp(DELTA * place) for place in range(3)]
+    assert right.belief == pytest.approx([probability(ratio / 3) for ratio in likelihood_ratios])
+    assert wrong.belief == pytest.approx([probability(3 * ratio) for ratio in likelihood_ratios])
     assert right.belief_points(100, 100) == "0.0,75.0 50.0,70.0 100.0,64.5"
     assert right.tokens[1].help.endswith(", P(right) 0.30")
-    assert not view.contrast.sides[0].rows[1].belief, "once, above the first text"
+    assert not right_side.rows[1].belief, "once, above the first text"
+
+
+def probability(odds: float) -> float:
+    return odds / (1 + odds)

@@ -78,8 +78,13 @@ def run_of_two_validations(folder: Path, before: str, after: str, *, num_samples
     rows: list[tuple[int, dict[str, float]]] = []
     for step, right in enumerate((before, after)):
         share = right.count("1") / len(right)
-        accuracies = {"val/accuracy": share, "val/greedy_accuracy": 1 - share}
-        rows.append((step, accuracies | {"val/num_samples": num_samples, "val/num_greedy_samples": num_samples}))
+        values = {
+            "val/accuracy": share,
+            "val/greedy_accuracy": 1 - share,
+            "val/num_samples": num_samples,
+            "val/num_greedy_samples": num_samples,
+        }
+        rows.append((step, values))
     write_run(folder, rows, generations={0: graded_samples(before), 1: graded_samples(after)})
     return load_run(folder)
 
@@ -107,14 +112,15 @@ def test_a_single_problem_has_no_deviation(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_cepo_report_prints_the_table_and_the_pages_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", SUMMARY_ROWS)
-    files = {kind: tmp_path / "deep" / f"p.{kind}" for kind in ("html", "png", "pdf")}
-    arguments = [str(run), "--out", str(files["html"]), "--png", str(files["png"]), "--pdf", str(files["pdf"])]
-    assert main(["report", *arguments]) == 0
+    page = tmp_path / "deep" / "p.html"
+    png = page.with_suffix(".png")
+    pdf = page.with_suffix(".pdf")
+    assert main(["report", str(run), "--out", str(page), "--png", str(png), "--pdf", str(pdf)]) == 0
     printed = capsys.readouterr().out
-    assert printed.endswith(f"page: {files['html']}\n")
-    assert "+14.0 ± 6.9 points" in files["html"].read_text("utf-8")
-    assert report_pixels(files["png"]).std() > 0.02
-    assert files["pdf"].read_bytes().startswith(b"%PDF")
+    assert printed.endswith(f"page: {page}\n")
+    assert "+14.0 ± 6.9 points" in page.read_text("utf-8")
+    assert report_pixels(png).std() > 0.02
+    assert pdf.read_bytes().startswith(b"%PDF")
 
 
 @pytest.mark.parametrize("command", ["report", "compare"])

@@ -238,8 +238,9 @@ def test_runs_of_one_seed_are_named_as_dependent(tmp_path: Path) -> None:
 
 def test_a_shorter_run_is_named_and_not_cut_to_step_0(tmp_path: Path) -> None:
     """Ends at steps 20 and 10: each counts at its own end, and the curve has the steps of both."""
-    ends = {"a": (0.3, 0.4, 0.9), "b": (0.3, 0.5)}
-    comparison = compare_runs([method_run(tmp_path / name, "cepo", k, ends[name]) for k, name in enumerate(ends)])
+    longer = method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4, 0.9))
+    shorter = method_run(tmp_path / "b", "cepo", 1, (0.3, 0.5))
+    comparison = compare_runs([longer, shorter])
     (row,) = comparison.table().rows
     assert row.cells["after"] == figure(70.0, 20.0)
     assert row.cells["steps"] == "10 to 20"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from case_files import cases
 from factories import group, rollout, same_bits, token_batch
 from isolation import restored_process
 from PIL import Image
@@ -282,18 +283,7 @@ def test_a_buffer_longer_than_the_limit_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("reward", "response", "accuracy", "form"),
-    [
-        ("r1v", "<think>7*4</think> <answer>28</answer>", 1.0, 1.0),
-        ("r1v", "<think>7*4</think><answer>29</answer>", 0.0, 1.0),
-        ("r1v", "So <answer>28</answer>", 1.0, 0.0),
-        ("r1v", "<think></think><answer>1</answer><answer>28</answer>", 1.0, 0.0),
-        ("r1v", "28", 0.0, 0.0),
-        ("math", r"<think>7*4</think> It is \boxed{28}.", 1.0, 1.0),
-        ("math", r"< think >7*4< / think >\boxed{29}", 0.0, 1.0),
-        ("math", r"So \boxed{28}", 1.0, 0.0),
-        ("math", r"<think>\boxed{28}</think>", 1.0, 0.0),
-        ("math", "28", 0.0, 0.0),
-    ],
+    cases(__file__, "answer_and_form.yaml"),
 )
 def test_the_r1v_and_math_rewards_weigh_answer_and_form(
     reward: str, response: str, accuracy: float, form: float
@@ -308,16 +298,7 @@ def test_the_r1v_and_math_rewards_weigh_answer_and_form(
 
 @pytest.mark.parametrize(
     ("answer", "prompt", "columns", "accuracy"),
-    [
-        (r"20\sqrt{3}", "Find x. Round to the nearest tenth.", {}, 1.0),
-        ("34.65", "Find x, rounded to the nearest tenth.", {}, 1.0),
-        ("34.66", "Find x. Round to the nearest tenth.", {}, 0.0),
-        (r"20\sqrt{3}", "Find x in the round table.", {"tolerance": 0}, 0.0),
-        (r"20\sqrt{3}", "Find x.", {}, 0.0),
-        ("34.6", "Find x.", {}, 1.0),
-        ("35", "Find x.", {"tolerance": 0.5}, 1.0),
-        ("35", "Find x.", {"slack": 0.5}, 0.0),
-    ],
+    cases(__file__, "rounded_answers.yaml"),
 )
 def test_the_rounded_reward_reads_the_prompt_and_a_column(
     answer: str, prompt: str, columns: dict[str, float], accuracy: float

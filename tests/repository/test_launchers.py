@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from case_files import cases
 
 from cepo.algorithms import available_estimators
 from cepo.files.trees import leaves
@@ -102,25 +103,7 @@ def test_arguments_win_over_variables(tmp_path: Path) -> None:
     assert settings["trainer.save_checkpoint_path"] == f"{tmp_path}/runs/cepo/geo3k-own-paper-rlsd-2b"
 
 
-MISTAKES = [
-    ("train.sh", "", {}, "usage: bash scripts/geo3k/train.sh NAME"),
-    ("train.sh", "gppo", {}, "There is no configuration 'gppo'"),
-    ("train.sh", "grpo trainer.max_step=1", {}, "unknown key 'trainer.max_step'"),
-    ("train.sh", "grpo", {"NUM_GPUS": "9"}, "NUM_GPUS is '9'; accepted: 1 to 8"),
-    ("train.sh", "grpo", {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
-    ("train.sh", "grpo", {"CEPO_PYTHON": "/no/python"}, "CEPO_PYTHON=/no/python is no program"),
-    ("train.sh", "grpo", {"CEPO_PYTHON": "{old}"}, "is Python 3.9; cepo needs Python 3.11 to 3.13"),
-    (
-        "train.sh", "grpo", {"CEPO_PYTHON": "", "CEPO_VENV": "{bin}/venv", "PYTHON": "{old}", "PATH": "{bin}"},
-        "{old} is Python 3.9. Install it",
-    ),
-    # A sweep without a name is of the ablations.
-    ("sweep.sh", "algorithm.weight.clip_radius=2", {"DRY_RUN": "0"}, "ablations/clip_radius_0.1 cannot be trained"),
-    ("sweep.sh", "rlsd grpo algorithm.weight.clip_radius=2", {"DRY_RUN": "0"}, "Nothing was started."),
-    (EVALUATE, "", {}, "bash scripts/evaluate.sh CHECKPOINT"),
-    (EVALUATE, "no/such/folder", {}, "no/such/folder does not exist; give a checkpoint of a run"),
-    (EVALUATE, "org/name m=4", {}, "argument 'm=4'"),
-]  # fmt: skip
+MISTAKES = cases(__file__, "launcher_mistakes.yaml")
 
 
 @pytest.mark.parametrize(("script", "arguments", "variables", "message"), MISTAKES)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from case_files import cases
 from json_files import read_lines
 
 from cepo.config import check_config, load_config
@@ -43,17 +44,7 @@ def test_every_worked_solution_earns_the_reward() -> None:
 
 @pytest.mark.parametrize(
     ("response", "answer"),
-    [
-        ("6 + 8 = 14", "14"),
-        ("Sam has 6 + 8 = 14 cards.", "14"),
-        ("The result is **14**", "14"),
-        ("14, and that times 3 is 42", "42"),
-        ("the result is 14.5", None),
-        ("there are 1,400", None),
-        ("fourteen", None),
-        ("", None),
-        ("6 - 8 = -2", "-2"),
-    ],
+    cases(__file__, "last_numbers.yaml"),
 )
 def test_the_answer_is_the_last_number_if_it_is_whole(response: str, answer: str | None) -> None:
     assert REWARD["last_number"](response) == answer

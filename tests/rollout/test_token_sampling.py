@@ -53,16 +53,23 @@ def test_a_rows_numbers_depend_on_seed_and_sample_alone() -> None:
     assert len(numbers) == 900
 
 
-def test_a_draw_keeps_its_logits_and_refuses_nan() -> None:
+def test_a_draw_keeps_its_logits() -> None:
     logits = torch.zeros(1, 4)
-    drawn_tokens(logits, torch.tensor([0.5]), output=[1], banned=[3], presence_penalty=2.0, top_k=2, top_p=0.5)
+    middle = torch.tensor([0.5])
+    drawn_tokens(logits, middle, output=[1], banned=[3], presence_penalty=2.0, top_k=2, top_p=0.5)
     assert logits.count_nonzero() == 0, "the caller's logits were changed"
-    for wrong in (math.nan, math.inf):
-        for temperature in (0.0, 1.0):
-            with pytest.raises(EngineError, match="NaN"):
-                counts([0.0, wrong, 0.0, 0.0], temperature=temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_logit_that_is_no_number_is_refused(wrong: float, temperature: float) -> None:
     with pytest.raises(EngineError, match="NaN"):
-        counts([-math.inf, -math.inf, -math.inf, 0.0])  # every token but the banned one is impossible
+        counts([0.0, wrong, 0.0, 0.0], temperature=temperature)
+
+
+def test_a_row_whose_allowed_tokens_are_impossible_is_refused() -> None:
+    with pytest.raises(EngineError, match="NaN"):
+        counts([-math.inf, -math.inf, -math.inf, 0.0])
 
 
 @pytest.mark.parametrize("vocabulary", [1, 63, 64, 65, 500, 49_152])
@@ -72,9 +79,10 @@ def test_a_draw_is_where_the_cumulative_sum_exceeds_it(vocabulary: int) -> None:
     logits = 4 * torch.randn(300, vocabulary, generator=generator)
     uniforms = torch.rand(300, generator=generator, dtype=torch.float64)
     drawn = drawn_tokens(logits, uniforms, temperature=0.7)
-    chances = (logits.double() / 0.7).softmax(dim=1)
-    after = chances.cumsum(dim=1).gather(1, drawn[:, None])[:, 0]
-    before = after - chances.gather(1, drawn[:, None])[:, 0]
+    probabilities = (logits.double() / 0.7).softmax(dim=1)
+    columns = drawn.unsqueeze(1)
+    after = probabilities.cumsum(dim=1).gather(1, columns).squeeze(1)
+    before = after - probabilities.gather(1, columns).squeeze(1)
     assert (before <= uniforms + 1e-6).all()
     assert (after >= uniforms - 1e-6).all()
 

@@ -71,8 +71,8 @@ def test_pandas_reads_the_trace_and_the_page_names_its_columns(tmp_path: Path) -
     assert frame["reference_correct"].fillna("none").tolist() == ["none", "none", "24", "none"]
     page = (REPOSITORY / "docs" / "tracking.md").read_text(encoding="utf-8")
     for name in frame.columns:
-        shown = re.sub("_(correct|wrong|student)$", "_<view>", name) if name.startswith(("log_", "ref")) else name
-        assert f"`{shown}`" in page, name
+        documented = re.sub("^(log_probs|reference)_(correct|wrong|student)$", r"\1_<view>", name)
+        assert f"`{documented}`" in page, name
 
 
 def test_equal_images_are_stored_once(tmp_path: Path) -> None:
@@ -86,19 +86,23 @@ def test_equal_images_are_stored_once(tmp_path: Path) -> None:
 def test_a_trace_beyond_its_bound_keeps_steps_evenly(tmp_path: Path) -> None:
     """Each step has an image of its own of 30 kB; at most 0.4 MB of 40 steps stay."""
 
-    def at(step: int) -> GroupRecord:
-        noise = numpy.random.default_rng(step).integers(0, 256, (100, 100, 3), dtype=numpy.uint8)
-        return group_at(step, images=[png_bytes(Image.fromarray(noise))])
+    def with_own_image(step: int) -> GroupRecord:
+        generator = numpy.random.default_rng(step)
+        noise = generator.integers(0, 256, (100, 100, 3), dtype=numpy.uint8)
+        image = png_bytes(Image.fromarray(noise))
+        return group_at(step, images=[image])
 
     trace = Trace(tmp_path, max_bytes=400_000)
     for step in range(1, 31):
-        trace.write([at(step)])
+        trace.write([with_own_image(step)])
     resumed = Trace(tmp_path, max_bytes=400_000, last_step=30)
     for step in range(31, 41):
-        resumed.write([at(step)])
-    assert [group.step for group in read_rollouts(tmp_path)] == [1, 5, 9, 13, 17, 21, 25, 29, 33, 37]
+        resumed.write([with_own_image(step)])
+    steps = [group.step for group in read_rollouts(tmp_path)]
+    assert steps == [1, 5, 9, 13, 17, 21, 25, 29, 33, 37]
     assert len(list((tmp_path / "images").iterdir())) == 10
-    assert sum(file.stat().st_size for file in tmp_path.rglob("*.p*")) < 400_000
+    num_bytes = sum(file.stat().st_size for file in tmp_path.rglob("*.p*"))
+    assert num_bytes < 400_000
 
 
 def test_a_recorded_step_that_cannot_be_deleted_is_named(

@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from case_files import cases
 from factories import HalfVisual, rollouts_of
 from generator_cases import picture, reference_model
 from PIL import Image
@@ -37,6 +38,7 @@ from cepo.metrics import results
 from cepo.models.interface import EncodedPrompt, Turn
 from cepo.models.processing import Processing
 from cepo.trainer.batches import ScoredBatch
+from cepo.trainer.planning import ScoringPlan, View
 from cepo.trainer.validation import leak_metrics
 from cepo.types import ImageReference, RolloutGroup, TokenReference
 
@@ -116,26 +118,22 @@ def test_an_answer_is_shown_whole_and_a_text_from_one_token_on(tiny_processing: 
         """What is left of a reference if its context is so many tokens too long."""
         length = len(builder(tiny_processing).teacher(task, student, reference).token_ids)
         contexts = builder(tiny_processing, max_context_length=length - missing)
-        found = contexts.fitted(task, student, reference, is_answer=is_answer)
-        return None if found is None else found[1]
+        fitted = contexts.fitted(task, student, reference, is_answer=is_answer)
+        return None if fitted is None else fitted[1]
 
     # A long text that is one number cannot be cut either.
     for is_answer in (True, False):
-        assert [shown_of("123456", missing, is_answer=is_answer) for missing in range(6)] == ["123456"] + [None] * 5
+        assert shown_of("123456", 0, is_answer=is_answer) == "123456"
+        for missing in range(1, 6):
+            assert shown_of("123456", missing, is_answer=is_answer) is None
     size = len(tiny_processing.encode_text("x and more"))
     assert shown_of("x and more", size - 1, is_answer=False) == "x"
     assert shown_of("x and more", size - 1, is_answer=True) is None
-    assert {shown_of("x and more", missing, is_answer=False) for missing in range(size, size + 9)} == {None}
+    for missing in range(size, size + 9):
+        assert shown_of("x and more", missing, is_answer=False) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "cap", "kept"),
-    [
-        ("a 12 345", 3, "a"), ("a 12 345", 4, "a 12"), ("a 12 345", 7, "a 12"), ("a 12 ", 4, "a 12"),
-        ("a 12 ", 5, "a 12 "),  # as many tokens as may be: left as it is
-        ("a 1,234 b", 4, "a"), ("a 1.25 b", 3, "a"), ("a 1.25 b", 4, "a"), ("a 1.25 b", 6, "a 1.25"), ("345", 2, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "cap", "kept"), cases(__file__, "capped_texts.yaml"))
 def test_a_cap_cuts_no_number_in_two(tiny_processing: Processing, text: str, cap: int, kept: str) -> None:
     assert builder(tiny_processing).shortened(text, cap) == kept
 
@@ -245,11 +243,12 @@ def test_a_masked_view_of_a_run_is_recorded_and_comes_again(
     tiny_run: list[str], illustrated: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """The first problem has no image, so that its rows have no reference; the mask of a step is the same in each process."""
-    illustrated[0]["images"], illustrated[0]["problem"] = [], illustrated[0]["problem"].replace("<image>", "")
+    illustrated[0]["images"] = []
+    illustrated[0]["problem"] = illustrated[0]["problem"].replace("<image>", "")
     file = written(illustrated, tmp_path)
+    arguments = [f"data.train_files={file}", "data.shuffle=false", "algorithm.adv_estimator=visual"]
     contents: list[list[str]] = []
     for folder in ("first", "second"):
-        arguments = [f"data.train_files={file}", "data.shuffle=false", "algorithm.adv_estimator=visual"]
         with opened(tiny_run, *arguments, folder=tmp_path / folder) as trainer:
             trainer.estimator = HalfVisual(trainer.estimator.config)
             batch = trainer.score(trainer.plan(trainer.sample(0), every_row=True))
@@ -262,16 +261,25 @@ def test_a_masked_view_of_a_run_is_recorded_and_comes_again(
             for row in view.rows.values():
                 assert row.row is not None
                 assert row.context.token_ids == batch.plan.student[row.row].context.token_ids
-            images = [row.context.images for row in view.rows.values()]
-            contents.append([each.content_key for each in images if each is not None])
+            contents.append(contents_of_images(view))
+
             trainer.sample(1)
-            later = trainer.plan(trainer.sample(2), every_row=True)  # the third round has the problems of the first
-            first_ids, later_ids = ([each.prompt_id for each in plan.rollouts.problems] for plan in (batch.plan, later))
-            assert first_ids == later_ids
-            again = [row.context.images for row in later.views[0].rows.values()]
-            assert not {each.content_key for each in again if each is not None} & set(contents[-1])
+            third = trainer.plan(trainer.sample(2), every_row=True)
+            assert ids_of_problems(third) == ids_of_problems(batch.plan), "the third round has those of the first"
+            (later_view,) = third.views
+            assert not set(contents_of_images(later_view)) & set(contents[-1])
     assert contents[0] == contents[1]
     assert len(set(contents[0])) == 3, "one mask for all rows of a prompt"
+
+
+def contents_of_images(view: View) -> list[str]:
+    """The content of the images in each row of a teacher that has any."""
+    images = [row.context.images for row in view.rows.values()]
+    return [inputs.content_key for inputs in images if inputs is not None]
+
+
+def ids_of_problems(plan: ScoringPlan) -> list[str]:
+    return [problem.prompt_id for problem in plan.rollouts.problems]
 
 
 @pytest.fixture
@@ -305,17 +313,22 @@ def test_only_the_teachers_log_probs_follow_its_images(
 ) -> None:
     illustrated[0]["crop"] = []
     file = written(illustrated, tmp_path)
-    none, same, crop = (scored(tiny_run, file, tmp_path / column, column) for column in ("null", "same", "crop"))
+    none = scored(tiny_run, file, tmp_path / "null", "null")
+    same = scored(tiny_run, file, tmp_path / "same", "same")
+    crop = scored(tiny_run, file, tmp_path / "crop", "crop")
     assert torch.equal(same.old_log_probs, none.old_log_probs)
     # The teacher with other images shares no prefix with the student, so passes are packed otherwise and rounded otherwise.
     torch.testing.assert_close(crop.old_log_probs, none.old_log_probs, rtol=0, atol=LOG_PROBS)
-    teachers = [each.teacher_log_probs["correct"] for each in (none, same, crop)]
-    assert torch.equal(teachers[0], teachers[1])
-    changed = ((teachers[0] - teachers[2]).abs() > 100 * LOG_PROBS).any(dim=1)
-    asked = (teachers[0] != none.old_log_probs).any(dim=1)
-    own = torch.tensor([problem.prompt_id == "0" for problem in none.rollouts.problems for _ in range(4)])
-    assert changed.any()
-    assert torch.equal(changed, asked & ~own)
+
+    teacher = none.teacher_log_probs["correct"]
+    assert torch.equal(same.teacher_log_probs["correct"], teacher)
+    gap = (crop.teacher_log_probs["correct"] - teacher).abs()
+    is_changed = (gap > 100 * LOG_PROBS).any(dim=1)
+    is_taught = (teacher != none.old_log_probs).any(dim=1)
+    is_of_first = torch.tensor([problem.prompt_id == "0" for problem in none.rollouts.problems])
+    has_crop = ~is_of_first.repeat_interleave(4)
+    assert is_changed.any()
+    assert torch.equal(is_changed, is_taught & has_crop)
 
 
 def test_images_of_another_number_or_no_column_are_refused(

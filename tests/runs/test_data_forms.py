@@ -84,22 +84,37 @@ def sizes(problems: Sequence[Problem]) -> list[list[tuple[int, int]]]:
 def test_rows_with_0_1_and_2_images_read_alike_from_each_form(
     read: Reader, tmp_path: Path, picture_folder: Path, form: str
 ) -> None:
-    """In a row of JSON one path may stand without a list around it; other forms may hold bytes."""
-    rows = [*ROWS[:1], ROWS[1] | {"images": "a.png"}, *ROWS[2:]] if form.startswith("json") else ROWS
+    """In a row of JSON one path may stand without a list around it."""
+    rows = list(ROWS)
+    if form.startswith("json"):
+        rows[1] = ROWS[1] | {"images": "a.png"}
     problems = read(write(tmp_path, form, rows), image_dir=str(picture_folder))
     assert sizes(problems) == SIZES
-    assert [problem.text for problem in problems] == [row["problem"] for row in ROWS]
-    assert [problem.ground_truth for problem in problems] == ["2", "24", "3.5"]
-    assert [problem.columns["level"] for problem in problems] == [1, 2, 3]
-    assert all(image.mode == "RGB" for problem in problems for image in problem.images)
+    for problem, row in zip(problems, ROWS, strict=True):
+        assert problem.text == row["problem"]
+        assert problem.ground_truth == row["answer"]
+        assert problem.columns["level"] == row["level"]
+        assert all(image.mode == "RGB" for image in problem.images)
     assert problems.most_visuals == (2, 0)
-    for wrapped in () if form.startswith("json") else (True, False):
-        files = {name: (picture_folder / name).read_bytes() for name in ("a.png", "b.jpg")}
-        values = {name: {"bytes": content, "path": None} if wrapped else content for name, content in files.items()}
-        given = [row | {"images": [values[name] for name in row["images"]]} for row in ROWS]
-        assert sizes(read(write(tmp_path / f"bytes{wrapped}", form, given))) == SIZES
-        single = [{**ROWS[1], "images": values["a.png"]}, {**ROWS[0], "images": None}]
-        assert sizes(read(write(tmp_path / f"single{wrapped}", form, single))) == [[(64, 64)], []]
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+@pytest.mark.parametrize("is_struct", [True, False])
+def test_images_as_bytes_read_like_their_files(
+    read: Reader, tmp_path: Path, picture_folder: Path, form: str, is_struct: bool
+) -> None:
+    """Bytes stand alone, or in the struct of the datasets library; one image needs no list around it."""
+
+    def cell(name: str) -> object:
+        content = (picture_folder / name).read_bytes()
+        return {"bytes": content, "path": None} if is_struct else content
+
+    rows = [row | {"images": [cell(name) for name in row["images"]]} for row in ROWS]
+    assert sizes(read(write(tmp_path, form, rows))) == SIZES
+    one_image = ROWS[1] | {"images": cell("a.png")}
+    no_image = ROWS[0] | {"images": None}
+    single = write(tmp_path, form, [one_image, no_image], stem="single")
+    assert sizes(read(single)) == [[(64, 64)], []]
 
 
 def test_pil_images_in_datasets_come_back_pixel_for_pixel(read: Reader, tmp_path: Path) -> None:
@@ -107,31 +122,50 @@ def test_pil_images_in_datasets_come_back_pixel_for_pixel(read: Reader, tmp_path
     from datasets import Image as ImageFeature
 
     texts = {"problem": Value("string"), "answer": Value("string")}
-    images = [picture(seed) for seed in (3, 4)]
-    columns = {"images": [images, []], "problem": ["<image><image>?", "?"], "answer": ["1", "2"]}
-    made = Dataset.from_dict(columns, features=Features({"images": List(ImageFeature()), **texts}))
-    made.to_parquet(str(tmp_path / "pil.parquet"))
-    DatasetDict({"train": made, "test": made.select([1])}).save_to_disk(str(tmp_path / "saved"))
-    alone = {"images": [images[1]], "problem": ["<image>?"], "answer": ["1"]}
-    single = Dataset.from_dict(alone, features=Features({"images": ImageFeature(), **texts}))
-    single.to_parquet(str(tmp_path / "single.parquet"))
+    first = picture(3)
+    second = picture(4)
+
+    columns = {"images": [[first, second], []], "problem": ["<image><image>?", "?"], "answer": ["1", "2"]}
+    several = Dataset.from_dict(columns, features=Features({"images": List(ImageFeature()), **texts}))
+    several.to_parquet(str(tmp_path / "pil.parquet"))
+    DatasetDict({"train": several, "test": several.select([1])}).save_to_disk(str(tmp_path / "saved"))
     for source in ("pil.parquet", "saved", "saved@train"):
         problems = read(tmp_path / source)
         assert len(problems) == 2
-        assert [image.tobytes() for image in problems[0].images] == [image.tobytes() for image in images]
+        assert pixels(problems[0]) == [first.tobytes(), second.tobytes()]
     assert len(read(f"{tmp_path}/saved@test")) == 1
-    assert read(tmp_path / "single.parquet")[0].images[0].tobytes() == images[1].tobytes()
+
+    columns = {"images": [second], "problem": ["<image>?"], "answer": ["1"]}
+    single = Dataset.from_dict(columns, features=Features({"images": ImageFeature(), **texts}))
+    single.to_parquet(str(tmp_path / "single.parquet"))
+    (problem,) = read(tmp_path / "single.parquet")
+    assert pixels(problem) == [second.tobytes()]
+
+
+def pixels(problem: Problem) -> list[bytes]:
+    return [image.tobytes() for image in problem.images]
 
 
 def test_columns_go_by_their_keys(read: Reader, tmp_path: Path, picture_folder: Path) -> None:
-    rows = [{"question": "<image>?", "label": 7, "figure": "a.png", "proof": "By sight."}]
+    row = {"question": "<image>?", "label": 7, "figure": "a.png", "proof": "By sight."}
     keys = {"prompt_key": "question", "answer_key": "label", "image_key": "figure", "solution_key": "proof"}
-    (problem,) = pair = read(write(tmp_path, "parquet", rows), image_dir=str(picture_folder), **keys)
-    assert (problem.text, problem.ground_truth, problem.solution) == ("<image>?", "7", "By sight.")
+    file = write(tmp_path, "parquet", [row])
+    (problem,) = read(file, image_dir=str(picture_folder), **keys)
+    assert problem.text == "<image>?"
+    assert problem.ground_truth == "7"
+    assert problem.solution == "By sight."
     assert sizes([problem]) == [[(64, 64)]]
-    text = read(write(tmp_path / "text", "jsonl", [{"problem": "1 + 1?", "answer": "2"}]))
-    assert (most_visuals(text, None), most_visuals(text, pair)) == ((0, 0), (1, 0))
-    assert (text[0].images, text[0].solution) == ((), None)
+
+
+def test_the_most_visuals_are_those_of_both_sets(read: Reader, tmp_path: Path, picture_folder: Path) -> None:
+    text_file = write(tmp_path, "jsonl", [{"problem": "1 + 1?", "answer": "2"}], stem="text")
+    image_file = write(tmp_path, "jsonl", [ROWS[1]], stem="image")
+    text = read(text_file)
+    image = read(image_file, image_dir=str(picture_folder))
+    assert text[0].images == ()
+    assert text[0].solution is None
+    assert most_visuals(text, None) == (0, 0)
+    assert most_visuals(text, image) == (1, 0)
 
 
 def test_several_files_are_one_set_or_weighted(
@@ -141,21 +175,32 @@ def test_several_files_are_one_set_or_weighted(
     rows = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(3)]
     text_file = write(tmp_path, "parquet", rows, stem="text")
 
-    def of(*options: str) -> Any:
+    def training_set(*options: str) -> Any:
         return read_training_sets(load_config([*tiny_run, *options]).data, tiny_processing)
 
-    problems = of(f"data.train_files=[{problem_file}, {text_file}]")
+    problems = training_set(f"data.train_files=[{problem_file}, {text_file}]")
     names = [problems[index].prompt_id for index in range(len(problems))]
     assert names == [f"0:{row}" for row in range(8)] + [f"1:{row}" for row in range(3)]
-    assert (len(problems[0].images), len(problems[10].images), problems.most_visuals) == (1, 0, (1, 0))
-    asked = [index for step in range(11) for index in problems.indices(step, 1)]
-    assert sorted(asked) == list(range(11)) != asked
+    assert len(problems[0].images) == 1
+    assert len(problems[10].images) == 0
+    assert problems.most_visuals == (1, 0)
     assert problems.image_probe().data == str(problem_file)
-    mixed = of(f"data.train_files={text_file},{problem_file}@train[:6]", "data.train_weights=[1,3]")
+
+    asked_indices: list[int] = []
+    for step in range(11):
+        asked_indices += problems.indices(step, 1)
+    assert sorted(asked_indices) == list(range(11))
+    assert asked_indices != list(range(11))
+
+    mixed = training_set(f"data.train_files={text_file},{problem_file}@train[:6]", "data.train_weights=[1,3]")
     assert len(mixed) == 9
-    from_text = sum(index < 3 for step in range(250) for index in mixed.indices(step, 4)) / 1000
-    assert abs(from_text - 0.25) < 4 * 0.014  # the deviation is sqrt(0.1875 / 1000)
-    assert of()[3].prompt_id == "3", "a single file needs no number"
+    num_from_text = 0
+    for step in range(250):
+        num_from_text += sum(index < 3 for index in mixed.indices(step, 4))
+    assert num_from_text / 1000 == pytest.approx(0.25, abs=4 * 0.014)  # the deviation is sqrt(0.1875 / 1000)
+
+    single = training_set()
+    assert single[3].prompt_id == "3", "a single file needs no number"
 
 
 def asked(steps: range, **settings: object) -> list[tuple[int, int]]:
@@ -164,12 +209,14 @@ def asked(steps: range, **settings: object) -> list[tuple[int, int]]:
 
 
 def test_each_pass_of_a_set_asks_each_problem_once() -> None:
-    both = asked(range(10), sizes=[10, 5], weights=[0.5, 0.5], batch_size=6)
-    for chosen, size in ((0, 10), (1, 5)):
-        asked_of_set = [index for part, index in both if part == chosen]
-        passes = [asked_of_set[start : start + size] for start in range(0, len(asked_of_set) - size, size)]
+    set_sizes = [10, 5]
+    both = asked(range(10), sizes=set_sizes, weights=[0.5, 0.5], batch_size=6)
+    for number, size in enumerate(set_sizes):
+        indices = [index for part, index in both if part == number]
+        passes = [indices[start : start + size] for start in range(0, len(indices) - size, size)]
         assert len(passes) >= 2
-        assert all(sorted(one) == list(range(size)) for one in passes)
+        for one_pass in passes:
+            assert sorted(one_pass) == list(range(size))
         assert passes[0] != passes[1]
 
 
@@ -240,11 +287,12 @@ def test_the_format_prompt_is_around_the_question_alone(conversations: Conversat
 def test_contexts_differ_in_the_last_turn_alone(conversations: Conversations, tiny_processing: Processing) -> None:
     problem = conversations([TURNS], [2])[0]
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
-    student = contexts.student(problem).token_ids
-    teacher = contexts.teacher(problem, contexts.student(problem), "5").token_ids
-    last = len(tiny_processing.template_ids("")) + 8
-    assert student[: len(student) - last] == teacher[: len(student) - last]
-    assert len(teacher) > len(student)
+    student = contexts.student(problem)
+    teacher = contexts.teacher(problem, student, "5")
+    length_of_last_turn = len(tiny_processing.template_ids("")) + 8
+    shared = len(student.token_ids) - length_of_last_turn
+    assert student.token_ids[:shared] == teacher.token_ids[:shared]
+    assert len(teacher.token_ids) > len(student.token_ids)
 
 
 @pytest.mark.parametrize(
@@ -277,14 +325,22 @@ def test_bad_messages_are_refused_with_what_is_accepted(
 def test_a_run_on_conversations_trains_and_teachers_read_them(train: Train, tmp_path: Path) -> None:
     from datasets import Dataset, Features, Image, List, Value
 
-    message = {"role": Value("string"), "content": List({"type": Value("string"), "text": Value("string")})}
+    text_part = {"type": Value("string"), "text": Value("string")}
+    message = {"role": Value("string"), "content": List(text_part)}
+    features = Features({"problem": List(message), "images": List(Image()), "answer": Value("string")})
     system = {"role": "system", "content": [{"type": "text", "text": "You are brief."}]}
     image = {"type": "image", "text": None}
-    turns = [[system, {"role": "user", "content": [image, {"type": "text", "text": f"{n} + 1?"}]}] for n in range(8)]
-    columns = {"problem": turns, "images": [[picture(n)] for n in range(8)], "answer": [str(n + 1) for n in range(8)]}
-    features = Features({"problem": List(message), "images": List(Image()), "answer": Value("string")})
-    Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "train.parquet"))
-    finished = train(*TWO_TEACHERS, f"data.train_files={tmp_path / 'train.parquet'}", "data.format_prompt=null")
+    rows: list[dict[str, Any]] = []
+    for number in range(8):
+        question = {"type": "text", "text": f"{number} + 1?"}
+        user = {"role": "user", "content": [image, question]}
+        rows.append({"problem": [system, user], "images": [picture(number)], "answer": str(number + 1)})
+    file = tmp_path / "train.parquet"
+    Dataset.from_list(rows, features=features).to_parquet(str(file))
+
+    finished = train(*TWO_TEACHERS, f"data.train_files={file}", "data.format_prompt=null")
     assert [row["step"] for row in finished.metrics] == [1, 2]
-    assert all(row["actor/grad_norm"] > 0 and row["work/teacher_rows"] > 0 for row in finished.metrics)
+    for row in finished.metrics:
+        assert row["actor/grad_norm"] > 0
+        assert row["work/teacher_rows"] > 0
     assert {row["problem"] for row in finished.rollouts} <= {f"<image>{n} + 1?" for n in range(8)}

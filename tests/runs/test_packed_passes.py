@@ -77,16 +77,23 @@ def test_packed_gradients_are_the_padded_ones_to_1e_minus_5(
     build_actor: BuildActor, tiny_processing: Processing, settings: dict[str, str]
 ) -> None:
     """With and without recomputation."""
-    rows, found = mixed_rows(tiny_processing, num_contexts=2, size=2), []
-    for packed, recomputed in ((False, True), (True, True), (True, False), (False, False)):
+    rows = mixed_rows(tiny_processing, num_contexts=2, size=2)
+    advantages = torch.linspace(-1, 1, len(rows)).tolist()
+    old_log_probs = [torch.full((len(row.response_ids),), -5.5) for row in rows]
+    batch = batch_of(rows, advantages, old_log_probs)
+
+    def gradient(*, packed: bool, recomputed: bool) -> Tensor:
         recomputation = {"model__enable_gradient_checkpointing": recomputed}
         actor = build_actor(padding_free=packed, max_grad_norm="1e9", **recomputation, **settings)
         for name, weight in actor.module.named_parameters():
             if "lora_B" in name:  # which begins as 0, and would hide the gradient of A
                 weight.data.fill_(0.02)
-        old = [torch.full((len(row.response_ids),), -5.5) for row in rows]
-        found.append(gradient_of(actor, batch_of(rows, torch.linspace(-1, 1, len(rows)).tolist(), old)))
-    assert max(relative_gap(other, found[0]) for other in found[1:]) < GRADIENTS
+        return gradient_of(actor, batch)
+
+    padded = gradient(packed=False, recomputed=True)
+    assert relative_gap(gradient(packed=True, recomputed=True), padded) < GRADIENTS
+    assert relative_gap(gradient(packed=True, recomputed=False), padded) < GRADIENTS
+    assert relative_gap(gradient(packed=False, recomputed=False), padded) < GRADIENTS
 
 
 @pytest.mark.heavy
@@ -196,14 +203,17 @@ def test_one_batch_and_live_teachers_take_one_scoring_pass(
 
 def test_only_rows_set_against_the_student_are_scored() -> None:
     live = torch.tensor([True, True, True, True, False, True])
-    on_policy = torch.tensor([True] * 5 + [False])
+    on_policy = torch.tensor([True, True, True, True, True, False])
     correct = View(name="correct", references=["3", "3", "3", None, "3", None], rows={})
     wrong = View(name="wrong", references=["4", "4", None, None, None, None], rows={})
-    contrastive, one_sided, plain = (build_estimator(name) for name in ("cepo", "rlsd", "grpo"))
-    assert student_rows(live, on_policy, contrastive, [correct, wrong], every=False) == [2, 5]
-    assert student_rows(live, on_policy, one_sided, [correct], every=False) == [0, 1, 2, 5]
-    assert student_rows(live, on_policy, plain, [], every=False) == [5]
-    assert student_rows(live, on_policy, plain, [], every=True) == [0, 1, 2, 3, 5]
+
+    def scored(method: str, views: list[View], *, every: bool = False) -> list[int]:
+        return student_rows(live, on_policy, build_estimator(method), views, every=every)
+
+    assert scored("cepo", [correct, wrong]) == [2, 5]
+    assert scored("rlsd", [correct]) == [0, 1, 2, 5]
+    assert scored("grpo", []) == [5]
+    assert scored("grpo", [], every=True) == [0, 1, 2, 3, 5]
 
 
 QUESTION = "Find the area of the triangle."
@@ -221,9 +231,11 @@ def views(realistic_folder: Path, tiny_processing: Processing) -> list[list[Scor
         groups = generator.generate(prompts, settings)
 
     def behind(hint: str) -> list[ScoringRow]:
-        contexts = [encoded(tiny_processing, QUESTION + hint, picture(seed)) for seed in SEEDS]
-        pairs = zip(contexts, groups, strict=True)
-        return [ScoringRow(context=one, response_ids=each.response_ids) for one, group in pairs for each in group]
+        rows: list[ScoringRow] = []
+        for seed, group in zip(SEEDS, groups, strict=True):
+            context = encoded(tiny_processing, QUESTION + hint, picture(seed))
+            rows += [ScoringRow(context=context, response_ids=response.response_ids) for response in group]
+        return rows
 
     return [behind(hint) for hint in SHOWN]
 
@@ -236,7 +248,8 @@ def scored_exactly(actor: Actor, rows: list[ScoringRow]) -> tuple[Tensor, Tensor
         hidden = scores.hidden
         weight = whole(actor.module.base.lm_head.weight).to(hidden.dtype)
         logits = hidden.double() @ weight.double().t()
-    exact = logits.log_softmax(dim=1).gather(1, batch.targets[:, None])[:, 0]
+    log_p = logits.log_softmax(dim=1)
+    exact = log_p.gather(1, batch.targets.unsqueeze(1)).squeeze(1)
     assert hidden.dtype is torch.bfloat16
     return scores.log_probs.double(), exact, logits.amax(dim=1)
 

@@ -74,17 +74,24 @@ def test_rows_go_to_one_rank_and_results_return_in_order(
     places = assignment.indices_of(rows)
     assert sorted(itertools.chain.from_iterable(places)) == list(range(len(rows)))
     homes = homes_of_prompts(rows, places)
-    assert len(homes) == len(set(prompts[: len(rows)]))
+    assert len(homes) == len(set(prompts))
+
     results = [f"row {index}" for index in range(len(rows))]
     parts = dispatch.select(results, places)
     assert dispatch.in_order(parts, places) == results
+
     backwards = rows[::-1]
-    assert homes_of_prompts(backwards, assignment.indices_of(backwards)) == homes
+    places_backwards = assignment.indices_of(backwards)
+    assert homes_of_prompts(backwards, places_backwards) == homes
 
 
 @pytest.mark.parametrize(
     ("costs", "num_ranks", "expected"),
-    [([5, 9, 4, 4, 6], 2, [[1, 2], [0, 3, 4]]), ([0, 0, 0, 0], 2, [[0, 2], [1, 3]]), ([3], 3, [[0], [], []])],
+    [
+        ([5, 9, 4, 4, 6], 2, [[1, 2], [0, 3, 4]]),
+        ([0, 0, 0, 0], 2, [[0, 2], [1, 3]]),
+        ([3], 3, [[0], [], []]),
+    ],
 )
 def test_groups_go_longest_first_and_ties_by_number(
     costs: list[int], num_ranks: int, expected: list[list[int]]
@@ -94,11 +101,12 @@ def test_groups_go_longest_first_and_ties_by_number(
 
 def test_tokens_are_balanced_within_each_optimizer_step() -> None:
     """Prompts of 8, 2, 2, 8 tokens, two per update: over the whole 0+1 against 2+3 would be even, and within no update."""
-    rows = [row(0, 8), row(1, 2), row(2, 2), row(3, 8)]
-    places = dispatch.Assignment(2, prompts_per_update=2).indices_of(rows)
+    two_per_update = dispatch.Assignment(2, prompts_per_update=2)
+    places = two_per_update.indices_of([row(0, 8), row(1, 2), row(2, 2), row(3, 8)])
     assert places == [[0, 2], [1, 3]]
-    together = dispatch.Assignment(2, prompts_per_update=4).indices_of([row(0, 9), row(1, 4), row(2, 3), row(3, 2)])
-    assert together == [[0], [1, 2, 3]]
+    all_in_one_update = dispatch.Assignment(2, prompts_per_update=4)
+    places = all_in_one_update.indices_of([row(0, 9), row(1, 4), row(2, 3), row(3, 2)])
+    assert places == [[0], [1, 2, 3]]
 
 
 def test_prompts_seen_later_go_to_the_rank_with_less_work() -> None:
@@ -108,7 +116,6 @@ def test_prompts_seen_later_go_to_the_rank_with_less_work() -> None:
 
 
 def test_an_optimizer_batch_is_cut_along_the_ranks() -> None:
-    """A rank without rows gets an empty part."""
     rows = [dataclasses.replace(row(index % 2, 5), row=index) for index in range(4)]
     batch = optimizer_batch(rows)
     (first,), (second,) = dispatch.split_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
@@ -124,16 +131,24 @@ def test_an_optimizer_batch_is_cut_along_the_ranks() -> None:
     assert second.distillation is not None
     assert first.distillation.token_weight.flatten().tolist() == [0.0, 2.0]
     assert first.distillation.view == second.distillation.view == "hinted"
+
+
+def test_a_critics_batch_is_cut_along_the_ranks() -> None:
+    rows = [row(index % 2, 5) for index in range(4)]
+    values = torch.tensor([[0.0], [10.0], [20.0], [30.0]])
     critic = CriticBatch(
         rows=rows,
-        old_values=batch.advantages,
-        returns=batch.old_log_probs,
-        response_mask=batch.response_mask,
-        denominators=batch.denominators,
+        old_values=values,
+        returns=values / 10,
+        response_mask=torch.ones(4, 1, dtype=torch.bool),
+        denominators=LossDenominators(num_tokens=99, num_sequences=33, max_response_length=7),
     )
-    _, (of_critic,) = dispatch.split_batches([critic], dispatch.Assignment(2, prompts_per_update=2), 2)
-    assert torch.equal(of_critic.old_values, second.advantages)
-    one_row = optimizer_batch(rows[:1])
+    _, (second,) = dispatch.split_batches([critic], dispatch.Assignment(2, prompts_per_update=2), 2)
+    assert second.old_values.flatten().tolist() == [10.0, 30.0]
+
+
+def test_a_rank_without_rows_gets_an_empty_part() -> None:
+    one_row = optimizer_batch([row(0, 5)])
     _, (empty,) = dispatch.split_batches([one_row], dispatch.Assignment(2, prompts_per_update=1), 2)
     assert empty.rows == []
     assert empty.advantages.shape == (0, 1)
@@ -172,7 +187,8 @@ def test_a_response_travels_in_8_bytes_a_token_and_its_text() -> None:
     """4 for the token and 4 for its log-prob; it is the same afterwards."""
     number = 100_000
     ids = numpy.arange(number) % 151_936
-    sent = replace(Generation.of(ids, -ids / number, finished=True), text="seven" * 100)
+    log_probs = -ids / number
+    sent = replace(Generation.of(ids, log_probs, finished=True), text="seven" * 100)
     message = encode(sent)
     assert len(message) < 8 * number + 500 + 500
     arrived: Generation = pickle.loads(message)
@@ -226,24 +242,37 @@ def test_sent_images_travel_once_per_step(store: ImageStore) -> None:
 
 
 def test_images_of_a_dataset_travel_as_a_handle(store: ImageStore, tmp_path: Path) -> None:
+    """The row of the file has another image than the sent one, so that what arrives is the file's."""
+    file = write_images(tmp_path / "train.parquet", reds=[10, 20, 30])
+    source = ImageSource(data=str(file), row=1)
+    request = GenerationRequest(
+        prompt_ids=(1,),
+        num_prompt_tokens=1,
+        images=(Image.new("RGB", (500, 500)),),
+        seed=0,
+        image_source=source,
+    )
+    inputs = ImageInputs(tensors={"pixel_values": torch.zeros(100, 1000)}, source=source)
+    message = Sender(by_source=True).encode(([request], [row(0, 5, inputs)]))
+    assert len(message) < 1500
+    (arrived_request,), (arrived_row,) = Receiver(store).decode(message)
+    assert arrived_request.images[0].getpixel((0, 0)) == (20, 0, 0)
+    assert arrived_row.context.images.tensors["pixel_values"].tolist() == [[20.0]]
+    assert dataclasses.replace(arrived_request, images=()) == dataclasses.replace(request, images=())
+
+
+def write_images(file: Path, reds: Sequence[int]) -> Path:
+    """A data set of one small image a row, each of one shade of red."""
     from datasets import Dataset, Features, List, Value
     from datasets import Image as ImageFeature
 
-    pictures = [[Image.new("RGB", (8, 8), (shade, 0, 0))] for shade in (10, 20, 30)]
-    columns = {"images": pictures, "problem": ["<image>?"] * 3, "answer": ["1"] * 3}
+    rows: list[dict[str, object]] = []
+    for red in reds:
+        image = Image.new("RGB", (8, 8), (red, 0, 0))
+        rows.append({"images": [image], "problem": "<image>?", "answer": "1"})
     features = Features({"images": List(ImageFeature()), "problem": Value("string"), "answer": Value("string")})
-    file = str(tmp_path / "train.parquet")
-    Dataset.from_dict(columns, features=features).to_parquet(file)
-    source = ImageSource(data=file, row=1)
-    large = ImageInputs(tensors={"pixel_values": torch.zeros(100, 1000)}, source=source)
-    picture = Image.new("RGB", (500, 500))
-    request = GenerationRequest(prompt_ids=(1,), num_prompt_tokens=1, images=(picture,), seed=0, image_source=source)
-    message = Sender(by_source=True).encode(([request], [row(0, 5, large)]))
-    assert len(message) < 1500
-    (arrived,), (scored,) = Receiver(store).decode(message)
-    assert arrived.images[0].getpixel((0, 0)) == (20, 0, 0)
-    assert scored.context.images.tensors["pixel_values"].tolist() == [[20.0]]
-    assert dataclasses.replace(arrived, images=()) == dataclasses.replace(request, images=())
+    Dataset.from_list(rows, features=features).to_parquet(str(file))
+    return file
 
 
 @pytest.mark.parametrize("by_source", [True, False])
@@ -262,8 +291,10 @@ def test_masked_images_arrive_with_the_same_black_patches(
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
     student = contexts.student(problem)
     group = RolloutGroup(prompt_id=problem.prompt_id, ground_truth="1", rollouts=[], seed=3, step=7)
-    masked = contexts.masked(problem, student, mask_for(group, ImageReference(masked=0.5)))
-    rows = [ScoringRow(context=context, response_ids=token_array([5, 6])) for context in (student, masked, masked)]
+    mask = mask_for(group, ImageReference(masked=0.5))
+    masked = contexts.masked(problem, student, mask)
+    response = token_array([5, 6])
+    rows = [ScoringRow(context=context, response_ids=response) for context in (student, masked, masked)]
     message = Sender(by_source=by_source).encode(rows)
     assert (len(message) < 2000) == by_source
     arrived = Receiver(ImageStore(RowRules.of(rules), tiny_processing)).decode(message)
@@ -284,19 +315,25 @@ def test_videos_travel_by_value_with_times_and_frames(store: ImageStore, by_sour
         source_fps=6.0,
         num_source_frames=12,
     )
-    shown = ImageInputs(
-        tensors={"pixel_values_videos": torch.rand(100, 1000), "video_grid_thw": torch.tensor([[2, 4, 6], [1, 2, 2]])},
+    inputs = ImageInputs(
+        tensors={
+            "pixel_values_videos": torch.rand(100, 1000),
+            "video_grid_thw": torch.tensor([[2, 4, 6], [1, 2, 2]]),
+        },
         expansions={7: ((5, 7, 7), (7,))},
     )
     request = GenerationRequest(prompt_ids=(1, 2), num_prompt_tokens=9, images=(), seed=3, videos=(video,))
-    message = Sender(by_source=by_source).encode(([request], [row(0, 5, shown)] * 8))
+    message = Sender(by_source=by_source).encode(([request], [row(0, 5, inputs)] * 8))
     assert 400_000 < len(message) < 405_000
-    (asked,), scored = Receiver(store).decode(message)
-    assert (asked.videos[0].frames == video.frames).all()
-    assert dataclasses.replace(asked.videos[0], frames=video.frames).metadata() == video.metadata()
-    assert dataclasses.replace(asked, videos=()) == dataclasses.replace(request, videos=())
-    arrived = scored[0].context.images
-    assert all(one.context.images is arrived for one in scored)
-    assert arrived.content_key == shown.content_key
-    assert arrived.expansions == shown.expansions
-    assert arrived.grids["video"].tolist() == [[1, 4, 6], [1, 4, 6], [1, 2, 2]]
+    (arrived_request,), arrived_rows = Receiver(store).decode(message)
+
+    (arrived_video,) = arrived_request.videos
+    assert (arrived_video.frames == video.frames).all()
+    assert dataclasses.replace(arrived_video, frames=video.frames).metadata() == video.metadata()
+    assert dataclasses.replace(arrived_request, videos=()) == dataclasses.replace(request, videos=())
+
+    arrived_inputs = arrived_rows[0].context.images
+    assert all(arrived.context.images is arrived_inputs for arrived in arrived_rows)
+    assert arrived_inputs.content_key == inputs.content_key
+    assert arrived_inputs.expansions == inputs.expansions
+    assert arrived_inputs.grids["video"].tolist() == [[1, 4, 6], [1, 4, 6], [1, 2, 2]]

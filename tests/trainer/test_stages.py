@@ -212,16 +212,21 @@ def test_batches_after_the_first_have_both_log_probs() -> None:
 
 def test_no_score_replaces_a_metric_of_the_rewards() -> None:
     """Rewards 1 and 3: mean 2, deviation 1, one of two right. `accuracy` is the function's own name; `mean` is not."""
+    names_of_metrics = {"mean": 0.5, "std": 8.0, "correct": 7.0, "num_raised": 6.0}
     scores = [
-        {"overall": 1.0, "accuracy": 1.0, "mean": 0.5, "std": 8.0, "correct": 7.0, "num_raised": 6.0},
-        {"overall": 3.0, "accuracy": 0.5, "mean": 0.5, "std": 8.0, "correct": 7.0, "num_raised": 6.0},
+        {"overall": 1.0, "accuracy": 1.0, **names_of_metrics},
+        {"overall": 3.0, "accuracy": 0.5, **names_of_metrics},
     ]
     prompts = cast("Any", [SimpleNamespace(token_ids=(7,))])
-    values = results(reward_metrics(rollouts_of([(1, 2)] * 2, [1.0, 3.0], scores=scores, prompts=prompts)))
-    own = {name: values[f"reward/{name}"] for name in ("mean", "std", "correct", "num_raised", "accuracy")}
-    assert own == {"mean": 2.0, "std": 1.0, "correct": 0.5, "num_raised": 0.0, "accuracy": 0.75}
-    theirs = {name: values[f"reward/score.{name}"] for name in ("mean", "std", "correct", "num_raised")}
-    assert theirs == {"mean": 0.5, "std": 8.0, "correct": 7.0, "num_raised": 6.0}
+    rollouts = rollouts_of([(1, 2), (1, 2)], [1.0, 3.0], scores=scores, prompts=prompts)
+    values = results(reward_metrics(rollouts))
+    assert values["reward/mean"] == 2.0
+    assert values["reward/std"] == 1.0
+    assert values["reward/correct"] == 0.5
+    assert values["reward/num_raised"] == 0.0
+    assert values["reward/accuracy"] == 0.75
+    for name, value in names_of_metrics.items():
+        assert values[f"reward/score.{name}"] == value
     assert "reward/score.accuracy" not in values
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,27 +32,31 @@ PICTURE = 99
 
 
 def row_of(context: tuple[int, ...], response: tuple[int, ...], images: str | None = None) -> ScoringRow:
-    read = cast("Any", images and SimpleNamespace(content_key=images))
-    return ScoringRow(
-        context=EncodedPrompt(token_ids=context, engine_ids=context, images=read), response_ids=token_array(response)
-    )
+    """A row whose images have this content."""
+    inputs = cast("Any", images and SimpleNamespace(content_key=images))
+    prompt = EncodedPrompt(token_ids=context, engine_ids=context, images=inputs)
+    return ScoringRow(context=prompt, response_ids=token_array(response))
 
 
 def rows_behind(contexts: list[tuple[int, ...]], num_responses: int = 2, length: int = 5) -> list[ScoringRow]:
-    return [
-        row_of(context, tuple(range(100 * number, 100 * number + length)))
-        for context in contexts
-        for number in range(1, num_responses + 1)
-    ]
+    """The same responses behind each context."""
+    rows: list[ScoringRow] = []
+    for context in contexts:
+        for number in range(1, num_responses + 1):
+            response = range(100 * number, 100 * number + length)
+            rows.append(row_of(context, tuple(response)))
+    return rows
 
 
 def test_three_contexts_compute_the_prompt_once() -> None:
+    """A response's last token predicts nothing, so that 4 of 5 are computed."""
     prompt = tuple(range(1, 41))
-    rows = rows_behind([(*prompt, 50), (*prompt, 51, 52, 53), (*prompt, 61, 52, 53)], num_responses=8, length=5)
-    forest = plan_forest(rows)
-    assert forest.num_tokens == 40 + 1 + 3 + 3 + 24 * 4  # a response's last token predicts nothing
-    assert [segment.parent for segment in forest.segments][:3] == [-1, 0, 1]
-    assert sum(segment.parent == 0 for segment in forest.segments) == 3
+    contexts = [(*prompt, 50), (*prompt, 51, 52, 53), (*prompt, 61, 52, 53)]
+    forest = plan_forest(rows_behind(contexts, num_responses=8, length=5))
+    assert forest.num_tokens == 40 + 1 + 3 + 3 + 24 * 4
+    parents = [segment.parent for segment in forest.segments]
+    assert parents[:3] == [-1, 0, 1]
+    assert parents.count(0) == 3
     assert forest.branch_ends[0] == 1 + 3 + 24
 
 
@@ -64,9 +69,15 @@ def test_a_context_that_begins_another_ends_inside_it() -> None:
 
 
 def test_15_common_tokens_are_repeated_and_16_are_shared() -> None:
-    for common, expected in ((15, 2 * (15 + 1) + 2 * 4), (16, 16 + 2 * 1 + 2 * 4)):
+    """Two contexts of the common tokens and one further, with responses of 5."""
+
+    def num_tokens(common: int) -> int:
         prompt = tuple(range(1, common + 1))
-        assert plan_forest(rows_behind([(*prompt, 50), (*prompt, 51)], num_responses=1)).num_tokens == expected
+        rows = rows_behind([(*prompt, 50), (*prompt, 51)], num_responses=1)
+        return plan_forest(rows).num_tokens
+
+    assert num_tokens(15) == 2 * (15 + 1) + 2 * 4
+    assert num_tokens(16) == 16 + 2 * 1 + 2 * 4
 
 
 def test_equal_tokens_before_different_images_are_not_shared() -> None:
@@ -102,7 +113,8 @@ def test_pictures_and_films_in_another_order_are_not_shared() -> None:
     film = 98
     first = (*range(1, 21), PICTURE, film, *range(30, 50))
     second = (*range(1, 21), film, PICTURE, *range(30, 50))
-    forest = plan_forest([row_of(each, (5, 6), "a") for each in (first, second)], placeholders=(PICTURE, film))
+    rows = [row_of(first, (5, 6), "a"), row_of(second, (5, 6), "a")]
+    forest = plan_forest(rows, placeholders=(PICTURE, film))
     assert forest.num_tokens == 20 + 2 * (22 + 1)
 
 
@@ -110,9 +122,10 @@ def test_no_segment_ends_inside_a_picture() -> None:
     before = tuple(range(1, 21))
     longer = (*before, PICTURE, PICTURE, PICTURE, 7)
     shorter = (*before, PICTURE, PICTURE, 7)
-    forest = plan_forest(rows_behind([longer, shorter], num_responses=1), placeholders=(PICTURE,))
-    found = [(segment.start, segment.stop) for segment in forest.segments if segment.row == 0]
-    assert found == [(0, 20), (20, 24), (24, 28)]
+    rows = rows_behind([longer, shorter], num_responses=1)
+    forest = plan_forest(rows, placeholders=(PICTURE,))
+    of_first_row = [(segment.start, segment.stop) for segment in forest.segments if segment.row == 0]
+    assert of_first_row == [(0, 20), (20, 24), (24, 28)]
 
 
 @pytest.mark.parametrize(("budget", "expected"), [(200, 1), (100, 2), (70, 4), (59, 8), (10, 8)])
@@ -123,11 +136,14 @@ def test_a_group_above_the_budget_is_cut_between_responses(budget: int, expected
 
 
 def test_groups_that_fit_stay_whole() -> None:
+    """Five groups of 30 + 4 x 5 = 50 tokens."""
     contexts = [tuple(range(1000 * group, 1000 * group + 30)) for group in range(1, 6)]
-    rows = rows_behind(contexts, num_responses=4, length=6)  # five groups of 30 + 4 x 5 = 50 tokens
+    rows = rows_behind(contexts, num_responses=4, length=6)
     packs = pack_rows(plan_forest(rows), budget=110)
     assert sorted(len(pack) for pack in packs) == [4, 8, 8]
-    assert all(len({row // 4 for row in pack}) == len(pack) / 4 for pack in packs)
+    for pack in packs:
+        groups = {row // 4 for row in pack}
+        assert len(groups) == len(pack) / 4
 
 
 CPU = torch.device("cpu")
@@ -152,17 +168,19 @@ TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
 @pytest.fixture(scope="module")
 def contexts(tiny_processing: Processing) -> Contexts:
     """For each question the student's prompt, those of teachers with each wording and reference, and one without images."""
-    found: list[list[EncodedPrompt]] = []
-    for number, (text, count) in enumerate(QUESTIONS):
-        images = tuple(picture(number, (64 + 32 * number, 64)) for number in range(count))
+    contexts_of_questions: list[list[EncodedPrompt]] = []
+    for number, (text, num_images) in enumerate(QUESTIONS):
+        images = tuple(picture(seed, (64 + 32 * seed, 64)) for seed in range(num_images))
         problem = Problem(prompt_id=str(number), text=text, images=images, ground_truth="7", solution=None, columns={})
-        found.append([])
+        of_question: list[EncodedPrompt] = []
         for placement in ("user_suffix", "assistant_prefix"):
             builder = ContextBuilder(tiny_processing, TeacherConfig(placement=placement), max_context_length=1000)
             student = builder.student(problem)
-            teachers = [builder.teacher(problem, student, reference) for reference in REFERENCES]
-            found[-1] += [student, *teachers, builder.blind(problem)]
-    return lambda question, place: found[question][place]
+            of_question.append(student)
+            of_question += [builder.teacher(problem, student, reference) for reference in REFERENCES]
+            of_question.append(builder.blind(problem))
+        contexts_of_questions.append(of_question)
+    return lambda question, place: contexts_of_questions[question][place]
 
 
 PLACES = st.lists(
@@ -182,16 +200,14 @@ def rows_of(contexts: Contexts, places: list[tuple[int, int, tuple[int, ...]]]) 
 
 def image_of_token(batch: CollatedRows, processing: Processing) -> dict[int, tuple[str, int, int]]:
     """For each place in the flattened input with a placeholder: the image's content, its number, the feature's number."""
-    sizes = {
-        key: images.grids["image"].prod(dim=1) // 4 for key, images in batch.images.items()
-    }  # 2 x 2 patches are merged
-    flat = batch.input_ids.flatten().tolist()
-    holders = iter([place for place, token in enumerate(flat) if token == processing.image_token_id])
-    found = {
-        next(holders): (key, unit, each) for key, unit in batch.image_order for each in range(int(sizes[key][unit]))
-    }
-    assert next(holders, None) is None, "a placeholder has no image"
-    return found
+    features: list[tuple[str, int, int]] = []
+    for key, number in batch.image_order:
+        num_patches = int(batch.images[key].grids["image"][number].prod())
+        for feature in range(num_patches // 4):  # 2 x 2 patches are merged
+            features.append((key, number, feature))
+    tokens = batch.input_ids.flatten().tolist()
+    placeholders = [place for place, token in enumerate(tokens) if token == processing.image_token_id]
+    return dict(zip(placeholders, features, strict=True))
 
 
 def visible(batch: CollatedRows, place: int) -> list[int]:
@@ -229,15 +245,25 @@ def test_packed_rows_have_the_tokens_and_positions_of_their_own(
     padded = collate(rows, processing=tiny_processing, device=CPU)
     assert torch.equal(packed.targets, padded.targets)
     assert packed.input_ids.shape[1] % multiple == 0
+
     longest = padded.input_ids.shape[1]
-    images = image_of_token(packed, tiny_processing), image_of_token(padded, tiny_processing)
-    tokens = packed.input_ids.flatten().tolist(), padded.input_ids.flatten().tolist()
-    positions = packed.position_ids.flatten(1).T.tolist(), padded.position_ids.flatten(1).T.tolist()
-    for own, other in zip(packed.response_index.tolist(), padded.response_index.tolist(), strict=True):
-        seen = visible(packed, own), range(other // longest * longest, other + 1)
-        for values in (tokens, positions):
-            assert [values[0][place] for place in seen[0]] == [values[1][place] for place in seen[1]]
-        assert [images[0].get(place) for place in seen[0]] == [images[1].get(place) for place in seen[1]]
+    in_packed = inputs_of(packed, tiny_processing)
+    in_padded = inputs_of(padded, tiny_processing)
+    for own_place, padded_place in zip(packed.response_index.tolist(), padded.response_index.tolist(), strict=True):
+        beginning_of_row = padded_place // longest * longest
+        seen_in_packed = [in_packed[place] for place in visible(packed, own_place)]
+        assert seen_in_packed == in_padded[beginning_of_row : padded_place + 1]
+
+
+def inputs_of(batch: CollatedRows, processing: Processing) -> list[tuple[int, list[int], object]]:
+    """For each place in the flattened input the token, its position, and the image's feature or None."""
+    tokens = batch.input_ids.flatten().tolist()
+    positions = batch.position_ids.flatten(1).T.tolist()
+    features = image_of_token(batch, processing)
+    inputs: list[tuple[int, list[int], object]] = []
+    for place, (token, position) in enumerate(zip(tokens, positions, strict=True)):
+        inputs.append((token, position, features.get(place)))
+    return inputs
 
 
 @given(places=PLACES, budget=st.integers(1, 600))
@@ -250,16 +276,24 @@ def test_passes_have_each_row_once_within_their_bound(
     """A row that is longer may exceed it, with rows that need no token beside its own; padding counts as computed."""
     rows = rows_of(contexts, places)
     forest = forest_of(rows, tiny_processing)
-    for passes, is_packed in ((pack_rows(forest, budget=budget), True), (padded_batches(rows, budget), False)):
-        assert sorted(index for indices in passes for index in indices) == list(range(len(rows)))
-        for indices in passes:
-            inside = [rows[index] for index in indices]
-            padded = collate(inside, processing=tiny_processing, device=CPU).input_ids.numel()
-            computed = forest.of_rows(indices).num_tokens if is_packed else padded
-            assert computed <= max(budget, *(row.num_tokens for row in inside))
-    assert sorted(by_length(rows)) == list(range(len(rows)))
-    together = families(forest)
-    assert sorted(index for indices in together for index in indices) == list(range(len(rows)))
+    every_row = list(range(len(rows)))
+
+    def bound(indices: list[int]) -> int:
+        return max(budget, *(rows[index].num_tokens for index in indices))
+
+    packed_passes = pack_rows(forest, budget=budget)
+    assert sorted(chain.from_iterable(packed_passes)) == every_row
+    for indices in packed_passes:
+        assert forest.of_rows(indices).num_tokens <= bound(indices)
+
+    padded_passes = padded_batches(rows, budget)
+    assert sorted(chain.from_iterable(padded_passes)) == every_row
+    for indices in padded_passes:
+        batch = collate([rows[index] for index in indices], processing=tiny_processing, device=CPU)
+        assert batch.input_ids.numel() <= bound(indices)
+
+    assert sorted(by_length(rows)) == every_row
+    assert sorted(chain.from_iterable(families(forest))) == every_row
 
 
 @given(
