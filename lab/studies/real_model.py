@@ -213,7 +213,7 @@ def tables_of(study: Study, records: Sequence[Record]) -> str:
 def line_of_the_test(baseline: BySeed, chosen: BySeed, title: str) -> str:
     """Returns the differences of both measures, as lines of a list."""
     lines: list[str] = []
-    for name, measure in (("all rollouts", rollout_accuracy), ("held out at the end", held_out_accuracy)):
+    for name, measure in (("all rollouts", rollout_accuracy), ("held out", held_out_accuracy)):
         found = compared(paired(baseline, chosen, measure))
         lines.append(f"- {title}, {name}: {'not run' if found is None else found.text}")
     return "\n".join(lines)
