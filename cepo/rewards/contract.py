@@ -177,7 +177,8 @@ class LoadedReward:
             score = self.function(sample)
         except Exception:  # it is the user's function; that it fails is the answer
             return None
-        return score if isinstance(score, Mapping | int | float) else None
+        is_score = isinstance(score, Mapping | int | float)
+        return cast("Mapping[Any, Any] | float", score) if is_score else None
 
 
 def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = None) -> LoadedReward:

@@ -149,7 +149,7 @@ class Registry(Generic[_Kind]):
 def _check_parameters(cls: type[Any]) -> None:
     """Raises `ConfigError` for a function that cannot be called as the one of a base class that it replaces."""
     for name, function in vars(cls).items():
-        inherited = getattr(super(cls, cls), name, None)
+        inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
         if name.startswith("_") or not inspect.isfunction(function) or not inspect.isfunction(inherited):
             continue
         parameters = inspect.signature(inherited).parameters.values()
