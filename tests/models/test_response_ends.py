@@ -91,6 +91,14 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_end_of_a_turn_may_be_sampled(base_model: Path) -> None:
+    """It is a control token that the files do not declare, and all other control tokens are banned."""
+    base = Processing(str(base_model))
+    ends: list[int] = base.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    assert list(base.eos_token_ids) == ends
+    assert not set(ends) & set(base.banned_token_ids)
+
+
 def test_a_warning_names_the_token_and_the_declared_ones(base_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     base = ModelConfig(model_path=str(base_model))
     load_processing(base, chat_template=None)

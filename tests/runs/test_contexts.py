@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from case_files import cases
-from factories import HalfVisual, rollouts_of
+from factories import HalfVisual, rollout, rollouts_of
 from generator_cases import picture, reference_model
 from PIL import Image
 from rounding import LOG_PROBS
@@ -29,6 +29,7 @@ from training_runs import (
     reference_log_probs,
 )
 
+from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow, token_array
 from cepo.data.dataset import ProblemSet
@@ -36,9 +37,10 @@ from cepo.data.prompts import ContextBuilder, Problem, mask_for
 from cepo.errors import ConfigError, DataError
 from cepo.metrics import results
 from cepo.models.interface import EncodedPrompt, Turn
+from cepo.models.patch_mask import PatchMask
 from cepo.models.processing import Processing
 from cepo.trainer.batches import ScoredBatch
-from cepo.trainer.planning import ScoringPlan, View
+from cepo.trainer.planning import ScoringPlan, View, plan_views
 from cepo.trainer.validation import leak_metrics
 from cepo.types import ImageReference, RolloutGroup, TokenReference
 
@@ -212,6 +214,32 @@ def test_a_masked_teacher_reads_equal_tokens_and_black_patches(
     ]
     assert largest_gap([seen, unseen], alone) < LOG_PROBS
     assert largest_gap([seen], [unseen]) > 10 * LOG_PROBS
+
+
+@pytest.mark.parametrize("square", [None, 32])
+def test_the_masked_view_is_blackened_by_its_settings(tiny_processing: Processing, square: int | None) -> None:
+    """Each rollout's teacher reads the student's tokens and the mask of the prompt in this step."""
+    contexts = builder(tiny_processing)
+    task = problem()
+    student = contexts.student(task)
+    rollouts = rollouts_of([(5, 6), (7, 8)], [1.0, 0.0], problems=[task], prompts=[student])
+    these = RolloutGroup(
+        prompt_id="0", ground_truth="4", rollouts=[rollout(0, 1.0, "4"), rollout(1, 0.0, "7")], seed=1, step=2
+    )
+    estimator = build_estimator("vppo", {"mask_square": square})
+    (view,), learning = plan_views(rollouts, torch.ones(2, dtype=torch.bool), [these], estimator, contexts)
+    mask = PatchMask(probability=0.5, seed="mask/1/2/0", square=square)
+    expected = contexts.masked(task, student, mask)
+    assert expected.images is not None
+    assert student.images is not None
+    assert expected.images.content_key != student.images.content_key
+    assert view.name == "masked"
+    assert learning.tolist() == [True, True]
+    assert list(view.rows) == [0, 1]
+    for row in view.rows.values():
+        assert row.context.token_ids == student.token_ids
+        assert row.context.images is not None
+        assert row.context.images.content_key == expected.images.content_key
 
 
 def test_a_mask_is_a_function_of_seed_step_and_prompt(tiny_processing: Processing) -> None:
