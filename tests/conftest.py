@@ -25,6 +25,8 @@ from cepo.algorithms import statistics
 from cepo.runtime.network import prepare_own_cluster
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from cepo.models.processing import Processing
     from cepo.rollout.generator import GenerationRequest
 
@@ -170,6 +172,19 @@ def realistic_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathF
     tensors["model.language_model.norm.weight"] *= 24.0 / logits.amax(dim=1).mean()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from browser_pages import CHROMIUM
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed here: apt install chromium")
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="session")

@@ -165,7 +165,7 @@ def test_equal_returns_whiten_to_exactly_0(reward: float) -> None:
     assert torch.count_nonzero(advantages) == 0
 
 
-def test_one_token_whitens_to_0_and_the_smallest_difference_does_not() -> None:
+def test_one_token_whitens_to_0_a_difference_of_1e_minus_6_not() -> None:
     one_token = torch.tensor([[5.0]])
     assert whitened(one_token, torch.tensor([[True]])).tolist() == [[0.0]]
     smallest_difference = torch.tensor([[0.0, 1e-6]], dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from json_files import write_lines
 
 from cepo.commands.cli import main
 from cepo.errors import DataError
@@ -48,14 +48,20 @@ class Tags(HTMLParser):
 
 
 def rollouts_file(folder: Path, *, groups: int = 10, response: str = "") -> Path:
-    file = folder / "rows.jsonl"
-    rows = [
-        {"step": 1 + number // 4, "prompt": f"Problem {number}?", "completion": text + response, "reward": reward}
-        for number in range(groups)
-        for text, reward in CASES * 2
-    ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
+    """Groups of two right and two wrong responses, four groups a step."""
+    rows: list[dict[str, object]] = []
+    for number in range(groups):
+        of_problem = {"step": 1 + number // 4, "prompt": f"Problem {number}?"}
+        for text, reward in CASES * 2:
+            rows.append(of_problem | {"completion": text + response, "reward": reward})
+    return write_lines(folder / "rows.jsonl", rows)
+
+
+def page_of(file: Path) -> Path:
+    """The page of the rollouts in a file, beside it."""
+    seen = read_rollouts_of(file)
+    observed = Observed(groups_of(seen.responses), seen.metrics)
+    return write_look_page(file.with_name("look.html"), seen, observed, diagnosed(observed))
 
 
 def test_the_command_prints_the_diagnosis_and_writes_one_file(
@@ -77,34 +83,25 @@ def test_the_command_prints_the_diagnosis_and_writes_one_file(
 
 def test_no_text_of_a_response_becomes_markup(tmp_path: Path) -> None:
     """As many elements as with a harmless text of the same length, and no attribute of theirs that runs."""
-    pages: list[Tags] = []
-    for name, text in (("harmless", "x" * len(HOSTILE)), ("hostile", HOSTILE)):
-        folder = tmp_path / name
-        folder.mkdir()
-        assert main(["look", str(rollouts_file(folder, response=text)), "--out", str(folder / "look.html")]) == 0
-        pages.append(Tags(folder / "look.html"))
-    assert pages[0].tags.count("script") == pages[1].tags.count("script")
-    assert pages[0].tags.count("img") == pages[1].tags.count("img")
-    assert HOSTILE in "".join(pages[1].texts)
+    harmless_file = rollouts_file(tmp_path / "harmless", response="x" * len(HOSTILE))
+    hostile_file = rollouts_file(tmp_path / "hostile", response=HOSTILE)
+    harmless = Tags(page_of(harmless_file))
+    hostile = Tags(page_of(hostile_file))
+    for tag in ("script", "img"):
+        assert hostile.tags.count(tag) == harmless.tags.count(tag)
+    assert HOSTILE in "".join(hostile.texts)
 
 
 def test_single_responses_are_no_dead_groups(tmp_path: Path) -> None:
     """Validations have one response a problem; a group of one has nothing to compare."""
-    file = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"Problem {number}?", "completion": "5", "reward": number % 2} for number in range(6)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    seen = read_rollouts_of(file)
-    observed = Observed(groups_of(seen.responses), seen.metrics)
-    page = write_look_page(tmp_path / "look.html", seen, observed, diagnosed(observed))
+    page = page_of(write_lines(tmp_path / "rows.jsonl", rows))
     assert "of the groups are dead" not in page.read_text(encoding="utf-8")
 
 
 def test_a_page_of_many_responses_stays_small(tmp_path: Path) -> None:
     """Of 20,000 responses of 300 characters, those of evenly spread groups are in a page of less than 8 MB."""
-    file = rollouts_file(tmp_path, groups=5_000, response=" and so on" * 27)
-    seen = read_rollouts_of(file)
-    observed = Observed(groups_of(seen.responses), seen.metrics)
-    page = write_look_page(tmp_path / "look.html", seen, observed, diagnosed(observed))
+    page = page_of(rollouts_file(tmp_path, groups=5_000, response=" and so on" * 27))
     assert page.stat().st_size < 8_000_000
     assert "of 20,000 responses, of groups evenly spread over the run" in page.read_text(encoding="utf-8")
 
@@ -114,11 +111,13 @@ def test_the_still_picture_is_one_file_without_markup_of_texts(tmp_path: Path) -
     picture = tmp_path / "pair.svg"
     file = rollouts_file(tmp_path, response=f"\n{HOSTILE}" + "\nand so on" * 98)
     assert main(["look", str(file), "--out", str(tmp_path / "look.html"), "--image", str(picture)]) == 0
-    drawing = ElementTree.parse(picture).getroot()
-    assert {each.tag.partition("}")[2] for each in drawing.iter()} == {"svg", "style", "rect", "text"}
-    tokens = [each for each in drawing.iter() if each.get("class") == "token"]
-    assert len({each.get("y") for each in tokens}) == 16
-    assert "20" in [(each.text or "").strip() for each in tokens]
+    elements = list(ElementTree.parse(picture).getroot().iter())
+    kinds = {element.tag.partition("}")[2] for element in elements}
+    assert kinds == {"svg", "style", "rect", "text"}
+    tokens = [element for element in elements if element.get("class") == "token"]
+    lines = {token.get("y") for token in tokens}
+    assert len(lines) == 16
+    assert "20" in [(token.text or "").strip() for token in tokens]
     assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8")
 
 
@@ -141,8 +140,7 @@ def test_a_pair_differs_in_its_texts() -> None:
 def test_a_pair_with_an_empty_response_is_drawn(tmp_path: Path) -> None:
     """A policy that ends at once has empty responses, which have no word to colour."""
     rows = [{"prompt": "One?", "completion": "1" * (number % 2), "reward": number % 2} for number in range(4)]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = write_lines(tmp_path / "rows.jsonl", rows)
     picture = tmp_path / "pair.svg"
     assert main(["look", str(file), "--out", str(tmp_path / "look.html"), "--image", str(picture)]) == 0
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")

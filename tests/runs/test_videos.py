@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,21 @@ QUESTION = "<video>Which <video> shows <image> first?"
 
 def frames(count: int, seed: int, size: tuple[int, int] = (64, 64)) -> list[Image.Image]:
     """A picture of noise that grows brighter from frame to frame: coding keeps its order."""
-    base = numpy.asarray(picture(seed, (size[0] // 16, size[1] // 16)).resize(size, Image.Resampling.NEAREST))
-    return [Image.fromarray((base * ((number + 1) / count)).astype(numpy.uint8)) for number in range(count)]
+    width, height = size
+    small = picture(seed, (width // 16, height // 16))
+    brightest = numpy.asarray(small.resize(size, Image.Resampling.NEAREST))
+    images: list[Image.Image] = []
+    for number in range(1, count + 1):
+        pixels = brightest * (number / count)
+        images.append(Image.fromarray(pixels.astype(numpy.uint8)))
+    return images
 
 
 def write_video(file: Path, count: int, *, fps: int = 6, seed: int = 1, size: tuple[int, int] = (64, 64)) -> Path:
     with av.open(str(file), "w") as container:
         stream = container.add_stream("mpeg4", rate=fps)
-        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        stream.width, stream.height = size
+        stream.pix_fmt = "yuv420p"
         for image in frames(count, seed, size):
             container.mux(stream.encode(av.VideoFrame.from_image(image)))
         container.mux(stream.encode())
@@ -99,18 +106,20 @@ def test_fps_chooses_frames_evenly_and_pixel_bounds_their_size(video_folder: Pat
 
 
 def test_bytes_a_mapping_and_a_path_give_the_same_frames(video_folder: Path) -> None:
-    """A list of 3 frames becomes 4."""
-    content = (video_folder / "a.mp4").read_bytes()
+
+    file = video_folder / "a.mp4"
+    content = file.read_bytes()
     by_path = read("a.mp4", video_folder)
-    for value in (content, {"bytes": content, "path": None}, {"bytes": None, "path": str(video_folder / "a.mp4")}):
+    for value in (content, {"bytes": content, "path": None}, {"bytes": None, "path": str(file)}):
         assert (read(value, None).frames == by_path.frames).all()
-    files = [io.BytesIO() for _ in range(3)]
-    for image, file in zip(frames(3, seed=1), files, strict=True):
-        image.save(file, format="PNG")
-    given = read([file.getvalue() for file in files], None)
-    assert given.frame_numbers == (0, 1, 2, 3)
-    assert given.source_fps == 2.0
-    assert (given.frames[3] == given.frames[2]).all()
+
+
+def test_a_list_of_3_images_becomes_a_video_of_4_frames() -> None:
+    images = [encoded_image(image) for image in frames(3, seed=1)]
+    video = read(images, None)
+    assert video.frame_numbers == (0, 1, 2, 3)
+    assert video.source_fps == 2.0
+    assert (video.frames[3] == video.frames[2]).all()
 
 
 def test_what_is_no_video_is_refused_with_the_reason(
@@ -173,19 +182,25 @@ def test_a_video_is_turned_as_its_file_states(matrix: tuple[int, ...], corner: t
     assert (width, height) == ((96, 64) if a else (64, 96))
     for row in (0, 1):
         for column in (0, 1):
-            red, _, blue = upright[height // 4 + row * height // 2, width // 4 + column * width // 2]
+            middle_y = height // 4 + row * height // 2
+            middle_x = width // 4 + column * width // 2
+            red, _, blue = upright[middle_y, middle_x]
             assert (red > blue) == ((row, column) == corner)
 
 
 def test_a_frame_that_is_not_there_or_thin_is_refused() -> None:
     """A list's first frame decides the size; each is named by its file."""
-    frames_of = [{"bytes": grey_png(64)}, {"path": "/nowhere/frame.png"}]
     with pytest.raises(DataError, match=r"the image '/nowhere/frame\.png' does not exist"):
-        read(frames_of, None)
+        read([{"bytes": grey_png(64)}, {"path": "/nowhere/frame.png"}], None)
+    thin = encoded_image(Image.new("L", (900, 2)))
     with pytest.raises(DataError, match=r"the video's frames are 900 x 2"):
-        read([{"bytes": encoded_image(Image.new("L", (900, 2)))}], None)
-    transparent = read([{"bytes": encoded_image(Image.new("RGBA", (64, 64)))}], None)
-    assert (transparent.frames == 255).all()
+        read([{"bytes": thin}], None)
+
+
+def test_a_transparent_frame_is_white() -> None:
+    transparent = encoded_image(Image.new("RGBA", (64, 64)))
+    video = read([{"bytes": transparent}], None)
+    assert (video.frames == 255).all()
 
 
 def test_damaged_videos_end_in_no_other_error(video_folder: Path) -> None:
@@ -292,40 +307,72 @@ def video_file(video_folder: Path) -> Path:
     return write_lines(video_folder / "train.jsonl", (row | {"answer": str(n)} for n, row in enumerate(rows)))
 
 
-@pytest.mark.heavy
-def test_rows_with_videos_are_measured_as_they_are_encoded(
-    video_file: Path, tiny_processing: Processing, tmp_path: Path
-) -> None:
-    """And the probe for readable images is a row with images alone."""
+ReadProblems = Callable[..., ProblemSet]
 
-    def problems_of(file: Path, **settings: Any) -> ProblemSet:
-        folder = str(video_file.parent)
-        usual = {"train_files": str(file), "prompt_key": "problem", "image_dir": folder, "min_pixels": 4096}
+
+@pytest.fixture
+def read_problems(video_file: Path, tiny_processing: Processing) -> ReadProblems:
+    def reader(file: Path, **settings: Any) -> ProblemSet:
+        usual: dict[str, Any] = {
+            "train_files": str(file),
+            "prompt_key": "problem",
+            "image_dir": str(video_file.parent),
+            "min_pixels": 4096,
+        }
         return ProblemSet(str(file), DataConfig(**(usual | settings)), tiny_processing)
 
-    def of_row(**row: Any) -> ProblemSet:
-        return problems_of(write_lines(tmp_path / "row.jsonl", [row | {"answer": "1"}]))
+    return reader
 
-    problems = problems_of(video_file)
+
+@pytest.mark.heavy
+def test_rows_with_videos_are_measured_as_they_are_encoded(
+    video_file: Path, tiny_processing: Processing, read_problems: ReadProblems
+) -> None:
+    problems = read_problems(video_file)
     assert len(problems) == 8
     assert problems.most_visuals == (1, 2)
-    assert not any("videos" in problem.columns for problem in problems)
-    visuals = [tiny_processing.load_images(problem.images, videos=problem.videos) for problem in problems]
-    prompts = [tiny_processing.encode(problem.text, each) for problem, each in zip(problems, visuals, strict=True)]
-    lengths = [len(prompt.token_ids) for prompt in prompts]
-    assert lengths == [problems._reader.measure(dict(problems._rows[number])).length for number in range(8)]
+    lengths: list[int] = []
+    for number, problem in enumerate(problems):
+        assert "videos" not in problem.columns
+        visuals = tiny_processing.load_images(problem.images, videos=problem.videos)
+        prompt = tiny_processing.encode(problem.text, visuals)
+        measured = problems._reader.measure(dict(problems._rows[number]))
+        assert measured.length == len(prompt.token_ids)
+        lengths.append(measured.length)
+
     assert lengths[1] == max(lengths)
-    shorter = problems_of(video_file, max_prompt_length=lengths[1] - 1)
+    shorter = read_problems(video_file, max_prompt_length=lengths[1] - 1)
     assert [problem.prompt_id for problem in shorter] == ["0", "2", "3", "4", "6", "7"]
     assert shorter.skipped == {"overlong": 2}
     with pytest.raises(DataError, match="filter_overlong_prompts=true"):
-        problems_of(video_file, max_prompt_length=lengths[1] - 1, filter_overlong_prompts=False)
-    assert max(len(problem.videos[0].frames) for problem in problems_of(video_file, video_fps=3.0)[:1]) == 6
+        read_problems(video_file, max_prompt_length=lengths[1] - 1, filter_overlong_prompts=False)
+
+
+@pytest.mark.heavy
+def test_a_video_is_sampled_at_the_configured_rate(video_file: Path, read_problems: ReadProblems) -> None:
+    problem = read_problems(video_file, video_fps=3.0)[0]
+    assert len(problem.videos[0].frames) == 6
+
+
+@pytest.mark.heavy
+def test_a_row_needs_a_video_for_each_placeholder(tmp_path: Path, read_problems: ReadProblems) -> None:
+    row = {"problem": "<video>or<video>?", "videos": ["a.mp4"], "answer": "1"}
+    file = write_lines(tmp_path / "row.jsonl", [row])
     with pytest.raises(DataError, match="2 '<video>' in the text but 1 videos"):
-        of_row(problem="<video>or<video>?", videos=["a.mp4"])
-    assert problems.image_probe() == ImageSource(data=str(video_file), row=3)
-    assert of_row(problem="<video>What?", videos=["a.mp4"], images=[]).image_probe() is None
-    assert of_row(problem="What?", videos=[], images=[]).image_probe() is None
+        read_problems(file)
+
+
+@pytest.mark.heavy
+def test_the_probe_of_images_is_a_row_with_images_alone(
+    video_file: Path, tmp_path: Path, read_problems: ReadProblems
+) -> None:
+    assert read_problems(video_file).image_probe() == ImageSource(data=str(video_file), row=3)
+    video_alone = {"problem": "<video>What?", "videos": ["a.mp4"], "images": [], "answer": "1"}
+    file = write_lines(tmp_path / "video.jsonl", [video_alone])
+    assert read_problems(file).image_probe() is None
+    text_alone = {"problem": "What?", "videos": [], "images": [], "answer": "1"}
+    file = write_lines(tmp_path / "text.jsonl", [text_alone])
+    assert read_problems(file).image_probe() is None
 
 
 @pytest.mark.heavy
