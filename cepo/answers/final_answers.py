@@ -352,11 +352,11 @@ def _ends_a_list(lines: Sequence[str], choices: Sequence[str]) -> bool:
     """Returns whether the last two lines are neighbouring options with their texts, as where a response repeats them all."""
     if len(lines) < 2 or _LETTERS_ALONE.fullmatch(lines[-1]):
         return False
-    letters = [chosen(line, choices) for line in lines[-2:]]
-    if any(len(named) != 1 for named in letters):
+    before = chosen(lines[-2], choices)
+    last = chosen(lines[-1], choices)
+    if len(before) != 1 or len(last) != 1:
         return False
-    before, last = [LETTERS.index(*named) for named in letters]
-    return last == before + 1
+    return LETTERS.index(min(last)) == LETTERS.index(min(before)) + 1
 
 
 def _names_option(line: str, choices: Sequence[str]) -> bool:
