@@ -171,7 +171,7 @@ def test_an_adapter_is_to_be_merged_first(tmp_path: Path, capsys: pytest.Capture
 
 def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", str(tmp_path / "nothing")]) == 2
-    assert capsys.readouterr().err == f"cepo look: {tmp_path / 'nothing'} does not exist\n"
+    assert capsys.readouterr().err == f"cepo look: {tmp_path / 'nothing'} does not exist.\n"
 
 
 def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
