@@ -38,15 +38,15 @@ def test_a_planted_leak_is_not_flat() -> None:
 
 @pytest.mark.heavy
 def test_8_steps_with_new_images_leave_nothing(tmp_path: Path) -> None:
-    """Between the 4th and the 8th step, with two teachers, averaged weights and a KL in the loss."""
+    """Between the 4th and the 7th of 8 steps, with two teachers, averaged weights and a KL in the loss."""
     with restored_process():
         soak.train([*soak.RUNS["transformers"], "trainer.val_freq=-1"], 8, tmp_path / "run.json")
     figures = json.loads((tmp_path / "run.json").read_text())
     assert [each["step"] for each in figures] == list(range(1, 9))
     for name in ("tensor_bytes", "threads", "child_processes", "cached_entries"):
-        assert figures[3][name] == figures[7][name], name
+        assert figures[3][name] == figures[6][name], name  # the last step reads no further problems ahead
     assert figures[7]["tensor_bytes"] > 1e6
-    assert abs(figures[7]["python_objects"] - figures[3]["python_objects"]) < 500
+    assert abs(figures[6]["python_objects"] - figures[3]["python_objects"]) < 500
 
 
 def test_500_steps_were_measured_to_be_flat() -> None:

@@ -70,9 +70,7 @@ def test_what_remains_of_a_checkpoint_is_none(tmp_path: Path, monkeypatch: pytes
     assert sorted(path.name for path in tmp_path.iterdir()) == [CHECKPOINT_TRACKER_FILE, "global_step_3"]
 
 
-def test_a_run_without_an_intact_checkpoint_starts_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_without_an_intact_checkpoint_starts_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = CheckpointStore(tmp_path, keep=2, identity={})
     starts_again = f"{tmp_path} has no intact checkpoint: the run starts from its model again"
     for step in (1, 2):
