@@ -100,12 +100,17 @@ def chosen(text: str, choices: Sequence[str] = ()) -> frozenset[str]:
         text: the answer of a response, such as `final_answer` finds.
         choices: the options' texts in the order of their letters; without them, all letters from A to J are allowed.
     """
-    return frozenset() if names_another_option(text, choices) else _named_letters(text, choices)
+    letters = _named_letters(text, choices)
+    return frozenset() if _has_text_of_another_option(text, letters, choices) else letters
 
 
 def names_another_option(text: str, choices: Sequence[str]) -> bool:
     """Returns whether beside the only letter of an answer stands the text of another option: `A. blue` where B is blue."""
-    letters = _named_letters(text, choices)
+    return _has_text_of_another_option(text, _named_letters(text, choices), choices)
+
+
+def _has_text_of_another_option(text: str, letters: frozenset[str], choices: Sequence[str]) -> bool:
+    """Returns whether beside the only one of the letters that an answer names stands the text of another option."""
     if len(letters) != 1 or not choices:
         return False
     options_beside: set[str] = set()

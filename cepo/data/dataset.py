@@ -53,7 +53,7 @@ class ProblemSet(Sequence[Problem]):
         num_videos = self._stats.measures["num_videos"][self._usable]
         self.most_visuals: tuple[int, int] = (int(num_images.max()), int(num_videos.max()))
         if self.most_visuals == (0, 0):
-            self._expect_no_images()
+            self._check_column_of_images()
         # Other nodes get videos by value, and the images of such a row with them.
         has_images_alone = (num_images > 0) & (num_videos == 0)
         self._rows_with_images_alone = self._usable[has_images_alone]
@@ -121,7 +121,7 @@ class ProblemSet(Sequence[Problem]):
             return None
         return ImageSource(data=self._source, row=int(self._rows_with_images_alone[0]))
 
-    def _expect_no_images(self) -> None:
+    def _check_column_of_images(self) -> None:
         """Names the column of images that a source without any image lacks, of which a text says nothing without marks.
 
         Raises `ConfigError` if `data.image_marks=front` says that the questions have images.
