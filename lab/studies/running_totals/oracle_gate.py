@@ -38,6 +38,8 @@ class OracleGate(GroupRelativeEstimator):
     class Config(GroupConfig):
         floor: Share = 0.1
         """Share of the advantage that all other tokens keep."""
+        only_wrong: bool = False
+        """Whether right responses keep the whole advantage at all tokens."""
         tokenizer: str = ""
         """Folder of the model whose tokens the responses have."""
 
@@ -64,8 +66,9 @@ class OracleGate(GroupRelativeEstimator):
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         mask = batch.response_mask
         opens = self._marked(mask)
-        gate = mask.new_ones(mask.shape).double().where(opens, self.config.floor)
         advantages = statistics.group_advantages(batch.rewards, batch.group_ids, self.config.advantage).unsqueeze(1)
+        keeps_all = opens | (advantages > 0) if self.config.only_wrong else opens
+        gate = mask.new_ones(mask.shape).double().where(keeps_all, self.config.floor)
         metrics = statistics.group_metrics(batch)
         metrics["evidence/open_fraction"] = mean_of(opens.float(), mask & (advantages != 0))
         return TokenSignal(
