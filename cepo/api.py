@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -113,6 +114,7 @@ def merge(
         ConfigError: the run's config.yaml names a model of a stranger or a file outside the run, or refers to another
             setting.
     """
+    from cepo.microgeo.world import embedded_model
     from cepo.workers.merged_model import actor_folder, merge_checkpoint
     from cepo.workers.named_checkpoint import find_base
 
@@ -120,7 +122,8 @@ def merge(
     template = None if chat_template is None else Path(chat_template)
     trusted = None if config is None else Path(config)
     model = find_base(actor, path=base, chat_template=template, trust_remote_code=trust_remote_code, config=trusted)
-    merge_checkpoint(actor, Path(out), model, dtype=dtype)
+    located = dataclasses.replace(model, path=embedded_model(model.path))
+    merge_checkpoint(actor, Path(out), located, dtype=dtype)
     return Path(out)
 
 

@@ -152,14 +152,12 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
 
 
 def _train_in_its_folder(config: RunConfig, callback: Callback) -> None:
-    from cepo.microgeo.world import with_embedded_world
     from cepo.trainer.run_policy import RunFinishedError
 
     remove_left_behind()
     if config.trainer.chosen_launcher == "ray" and preflight.ray_address(config.trainer) is None:
         prepare_own_cluster()
     with run_policy(config) as policy:
-        config = with_embedded_world(config)
         while True:
             try:
                 with ExitStack() as stack:
@@ -177,12 +175,12 @@ def build_trainer(
 ) -> Trainer:
     """Builds the trainer, with cheap checks first; `stack` closes its resources, `policy` is that of a trainer before it."""
     from cepo.algorithms import load_plugin
+    from cepo.microgeo.world import with_embedded_world
     from cepo.rewards.pool import RewardPool
 
-    data = config.data
-    algorithm = config.algorithm
-    worker = config.worker
-    settings = config.trainer
+    located = with_embedded_world(config)  # the record keeps the toy task's names, with which it can be run again
+    data = located.data
+    worker = located.worker
     policy = policy or stack.enter_context(run_policy(config))
     rewards = stack.enter_context(RewardPool(worker.reward))
     with interrupts.loading(), phase("loading libraries and the tokenizer"):
@@ -198,28 +196,28 @@ def build_trainer(
             chat_template=data.override_chat_template,
             chat_template_kwargs=data.chat_template_kwargs,
         )
-    for plugin in settings.plugins:
+    for plugin in located.trainer.plugins:
         load_plugin(plugin)
-    estimator = config.estimator
+    estimator = located.estimator
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=data.max_prompt_length)
     with phase("reading and checking the problems"):
         problems, held_out = _problem_sets(data, processing, with_solutions="solution" in estimator.reference_sources)
-    total_steps = _total_steps(problems, data, settings)
-    policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
+    total_steps = _total_steps(problems, data, located.trainer)
+    policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=located.algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, estimator, rewards, problems, processing)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
     visuals = most_visuals(problems, held_out)
-    backend = build_backend(config, processing, total_steps, visuals, problems.image_probe())
+    backend = build_backend(located, processing, total_steps, visuals, problems.image_probe())
     stack.callback(backend.close)
     _resume(backend, policy, total_steps)
     tracker = _tracker(config, stack, total_steps, policy.begin())
-    sampler = RolloutSampler(worker, algorithm, contexts, processing, rewards)
-    validator = None if held_out is None else _validator(config, held_out, sampler)
+    sampler = RolloutSampler(worker, located.algorithm, contexts, processing, rewards)
+    validator = None if held_out is None else _validator(located, held_out, sampler)
     return Trainer(
         data=data,
-        algorithm=algorithm,
+        algorithm=located.algorithm,
         worker=worker,
-        settings=settings,
+        settings=located.trainer,
         problems=problems,
         processing=processing,
         estimator=estimator,

@@ -170,7 +170,6 @@ def train(settings: Sequence[str], num_steps: int, out: Path) -> None:
 
     from cepo.config import check_config, load_config
     from cepo.data import read_ahead
-    from cepo.microgeo.world import with_embedded_world
     from cepo.train import build_trainer
 
     torch.set_num_threads(1)
@@ -181,7 +180,7 @@ def train(settings: Sequence[str], num_steps: int, out: Path) -> None:
     )
     check_config(config)
     with ExitStack() as stack:
-        trainer = build_trainer(with_embedded_world(config), stack)
+        trainer = build_trainer(config, stack)
         figures = watched(trainer, max(1, num_steps // 50), folder)
         trainer.fit()
     out.write_text(json.dumps(figures), encoding="utf-8")

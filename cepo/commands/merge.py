@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ def merge_and_upload(
     """Writes the merged model to `out` and, with `upload`, to the hub; the parameters are the options of `cepo merge`."""
     log_to_stderr()
     with phase("loading libraries"):
+        from cepo.microgeo.world import embedded_model
         from cepo.report.publishing import prepare_repository, publish_merged
         from cepo.workers.merged_model import actor_folder, merge_checkpoint
 
@@ -41,7 +43,8 @@ def merge_and_upload(
     if upload is not None:
         prepare_repository(upload, private=not public)
     print_plain(f"merging {actor} with base {model.path}")
-    written = merge_checkpoint(actor, out, model, dtype=dtype)
+    located = dataclasses.replace(model, path=embedded_model(model.path))
+    written = merge_checkpoint(actor, out, located, dtype=dtype)
     print_plain(f"written: {out} ({str(written).removeprefix('torch.')})")
     if upload is not None:
         print_plain(f"uploaded: {publish_merged(actor, out, upload, base_model=model.path)}")

@@ -30,7 +30,6 @@ def show_credit(
     if not any(setting.startswith("config=") for setting in settings):
         raise ConfigError("give config=FILE, which has the prompts, the method and its teachers, as microgeo/cepo does")
 
-    from cepo.microgeo.world import with_embedded_world
     from cepo.report.page import write_report
     from cepo.runtime.preflight import check_run
     from cepo.train import build_trainer
@@ -43,7 +42,7 @@ def show_credit(
     config, actor = config_of_checkpoint(model, [*_settings_of_one_step(data, problems, out), *settings])
     with ExitStack() as stack, live_view():
         check_run(config)
-        trainer = build_trainer(with_embedded_world(config), stack)
+        trainer = build_trainer(config, stack)
         if actor is not None:
             assert isinstance(trainer.backend, Worker), "the launcher is local"
             load_weights(trainer.backend.actor, actor)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from cepo.config.paths import MICROGEO_MODELS
 from cepo.errors import DataError
 from cepo.files.own_cache import cached
 from cepo.files.trees import Tree
@@ -187,6 +188,11 @@ def _fingerprint(kind: WorldKind, *arguments: int) -> str:
         content_digest = hashlib.sha256(file.read_bytes()).digest()
         digest.update(file.name.encode() + b"\0" + content_digest)
     return digest.hexdigest()
+
+
+def embedded_model(name: str) -> str:
+    """Returns the folder of `microgeo:model`, which is built if it is not in the cache, and any other name as it is."""
+    return str(build_world().model_path) if name in MICROGEO_MODELS else name
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:

@@ -33,10 +33,11 @@ from training_runs import (
     write_pictured,
 )
 
+import cepo
 from cepo.config import load_config
 from cepo.errors import CepoError, CheckpointError
 from cepo.metrics import mean_value
-from cepo.microgeo.world import split_problems, write_problems
+from cepo.microgeo.world import build_world, split_problems, write_problems
 from cepo.run_folder.layout import STATE_FILE
 from cepo.train import build_trainer, main
 from cepo.trainer.batches import ScoredBatch
@@ -382,6 +383,34 @@ def test_a_finished_run_says_so_before_any_engine_starts(
         assert main([*tiny_run, *own, CHANGED[0], *consent]) == 2
         assert "so these changes would train nothing:\n  worker.actor.optim.lr: was 0.001, is 0.0005" in caplog.text
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_record_of_the_toy_task_runs_again_and_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the task, here one of eight problems, and not where this machine has built it."""
+    small_world = partial(build_world, num_train=8, num_validation=8)
+    monkeypatch.setattr("cepo.microgeo.world.build_world", small_world)
+    run_folder = tmp_path / "run"
+    arguments = [
+        "config=microgeo/base",
+        "data.val_files=null",
+        "data.rollout_batch_size=1",
+        "data.max_response_length=4",
+        "worker.actor.global_batch_size=1",
+        "worker.rollout.n=2",
+        "trainer.val_before_train=false",
+        "trainer.val_freq=-1",
+        "trainer.save_freq=1",
+        "trainer.logger=[file]",
+        f"trainer.save_checkpoint_path={run_folder}",
+    ]
+    assert main([*arguments, ONE_STEP]) == 0
+    record = run_folder / "config.yaml"
+    settings = yaml.safe_load(record.read_text(encoding="utf-8"))
+    assert settings["data"]["train_files"] == "microgeo:train"
+    assert settings["worker"]["actor"]["model"]["model_path"] == "microgeo:model"
+    assert main([f"config={record}", "trainer.max_steps=2"]) == 0
+    merged = cepo.merge(run_folder / "global_step_2", tmp_path / "merged")
+    assert (merged / "model.safetensors").is_file()
 
 
 def scoring(*scores: float) -> Callable[[Trainer], None]:
