@@ -208,6 +208,34 @@ def test_a_password_is_masked_in_each_of_its_spellings() -> None:
         assert "ss" not in server.masked(spelling)
 
 
+def test_a_secret_within_another_leaves_nothing_of_it() -> None:
+    server = JudgeServer("http://ann:annual42@localhost/v1", "")
+    assert server.masked("ann has annual42") == "*** has ***"
+
+
+PROXY = "http://us%3Aer:pass%20word%2F42@"
+
+
+@pytest.mark.parametrize("name", ECHOES)
+def test_no_secret_of_a_proxy_reaches_a_message(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A careless proxy answers with what it was sent, which has its user and password as a token."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    with serving(lambda request, _: repeat(request, ECHOES[name])) as host:
+        monkeypatch.setenv("http_proxy", f"{PROXY}{host}")
+        with pytest.raises(RewardError, match=r"\*\*\*") as caught:
+            judged(ELSEWHERE, retries=0)
+    for secret in SECRETS:
+        assert secret not in all_text(caught.value)
+
+
+def test_a_proxys_password_is_masked_in_each_of_its_spellings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://user:p%41ss%2F42@proxy.invalid")
+    server = JudgeServer(f"http://{ELSEWHERE}/v1", "")
+    for spelling in ("p%41ss%2F42", "pAss/42", "pAss%2F42"):
+        assert "ss" not in server.masked(spelling)
+
+
 @pytest.mark.parametrize("key", ["sk-can\nary", "sk-can…ary"])
 def test_a_key_that_no_header_may_have_is_not_repeated(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", key)
