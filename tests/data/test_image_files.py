@@ -54,6 +54,8 @@ def test_paths_within_image_dir_are_read(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(folder.parent)
     assert verify_image("inner/a.png", "images") == (5, 3)
     assert verify_image("images/own.png", None) == (5, 3)
+    Path("linked").symlink_to(folder)
+    assert verify_image("inner/a.png", "linked") == (5, 3)
 
 
 def test_a_file_that_cannot_be_read_is_a_bad_row() -> None:

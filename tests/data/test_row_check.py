@@ -215,6 +215,20 @@ def test_a_changed_file_of_the_model_makes_rows_be_checked(
     assert measured == ALL + ALL
 
 
+def test_a_variable_of_the_template_makes_rows_be_checked(
+    check: Check, tiny_model_folder: Path, tiny_processing: Processing, measured: list[str]
+) -> None:
+    template = f"{tiny_processing.template.text}{{% if brief %}}Answer with a word.{{% endif %}}"
+    lengths: list[int] = []
+    for is_brief in (False, True):
+        processing = Processing(
+            str(tiny_model_folder), chat_template=template, chat_template_kwargs={"brief": is_brief}
+        )
+        lengths.append(int(check(processing=processing)._stats.lengths[2]))
+    assert measured == ALL + ALL
+    assert lengths[0] < lengths[1]
+
+
 def test_a_check_is_kept_in_parts(check: Check, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a check has finished before it is interrupted is found again."""
     monkeypatch.setattr(row_check, "ROWS_TOGETHER", 2)
