@@ -178,7 +178,8 @@ def test_an_address_is_downloaded_once_and_then_kept(server: Server) -> None:
     for _ in range(3):
         assert size_at(server, "/image?of=one") == (9, 4)
     assert size_at(server, "/to?/image") == (9, 4)
-    assert server.asked == ["/image?of=one", "/to?/image", "/image"]
+    assert size_at(server, "/image?of=two") == (9, 4)
+    assert server.asked == ["/image?of=one", "/to?/image", "/image", "/image?of=two"]
 
 
 def test_a_download_that_was_changed_is_downloaded_again(server: Server) -> None:

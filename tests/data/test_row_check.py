@@ -275,6 +275,20 @@ def test_an_image_that_vanishes_and_comes_back_is_seen(check: Check, folder: Pat
     assert measured == [*ALL, ALL[3], ALL[3]]
 
 
+def test_an_image_that_comes_late_makes_its_row_good(
+    check: Check, folder: Path, measured: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "2.png").rename(folder / "away.png")
+    assert check().skipped == {"bad": 2}
+    (folder / "away.png").rename(folder / "2.png")
+    caplog.clear()
+    problems = check()
+    assert ids(problems) == ["0", "2", "3"]
+    assert problems.skipped == {"bad": 1}
+    assert "row 3" not in caplog.text
+    assert measured == [*ALL, ALL[3]]
+
+
 def test_a_failed_download_is_tried_again(check: Check, folder: Path, measured: list[str]) -> None:
     """Nothing answers at port 9 of this machine; the row is bad for as long as that is so and no longer."""
     rows: list[dict[str, Any]] = [

@@ -388,3 +388,25 @@ def test_the_time_limit_is_not_begun_anew_by_pauses() -> None:
     with serving(lambda request, _: send(request, b"", 503)) as host, pytest.raises(RewardError, match="3 attempts"):
         judged(host, time_limit=1.5, retries=99)
     assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize(("seconds", "words"), [("1", None), ("60", "1 attempts; the last: status 429")])
+def test_a_server_is_asked_again_when_it_wants_to_be(seconds: str, words: str | None) -> None:
+    """`Retry-After` is in seconds. Without it the second attempt is after 0.25 s; a wish beyond the limit ends them."""
+    times: list[float] = []
+
+    def answer(request: Request, _: object) -> None:
+        times.append(time.monotonic())
+        if len(times) > 1:
+            approve(request, _)
+        else:
+            send(request, b"", 429, **{"Retry-After": seconds})
+
+    with serving(answer) as host:
+        if words is None:
+            assert judged(host)["judge_attempts"] == 2.0
+            assert times[1] - times[0] >= 1.0
+            return
+        with pytest.raises(RewardError, match=words):
+            judged(host, time_limit=5.0)
+    assert time.monotonic() - times[0] < 5.0
