@@ -58,6 +58,14 @@ def test_paths_within_image_dir_are_read(folder: Path, monkeypatch: pytest.Monke
     assert verify_image("inner/a.png", "linked") == (5, 3)
 
 
+def test_bytes_count_before_a_path(folder: Path) -> None:
+    """As for the `datasets` library: a path beside them is where they once came from. Bytes may be missing, not empty."""
+    assert verify_image({"bytes": SMALL, "path": "gone.png"}, str(folder)) == (5, 3)
+    assert verify_image({"bytes": None, "path": "own.png"}, str(folder)) == (5, 3)
+    with pytest.raises(DataError, match=r"own\.png' is empty \(0 bytes\)"):
+        verify_image({"bytes": b"", "path": "own.png"}, str(folder))
+
+
 def test_a_file_that_cannot_be_read_is_a_bad_row() -> None:
     """The memory of this process is a regular file, and reading its first page fails as a damaged disk does."""
     with pytest.raises(DataError, match=r"/proc/self/mem' cannot be read: Input/output error"):
