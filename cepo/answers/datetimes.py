@@ -46,13 +46,13 @@ _HOURS_OF_DAY = 24
 
 @dataclass(frozen=True)
 class Date:
-    """A date, of which a year, a month or a day may be missing (0).
+    """A date without a year (None) or a day (0), if the text names none.
 
     Attributes:
         order: `mdy` or `dmy` for a date in digits that ends with the year, else an empty text.
     """
 
-    year: int
+    year: int | None
     month: int
     day: int
     order: str = ""
@@ -100,7 +100,9 @@ def date_of(text: str) -> Date | None:
             parts = match.groupdict()
             month = parts["month"].lower()
             month_number = int(month) if month.isdigit() else _MONTHS.index(month[:3]) + 1
-            return _valid_date(int(parts.get("year") or 0), month_number, int(parts.get("day") or 0), "")
+            written_year = parts.get("year")
+            year = None if written_year is None else int(written_year)
+            return _valid_date(year, month_number, int(parts.get("day") or 0), "")
     return None
 
 
@@ -110,7 +112,9 @@ def same_date(first: Date, second: Date) -> bool:
         return False
     if (first.month, first.day) != (second.month, second.day):
         return False
-    is_short = min(first.year, second.year) < 100 and min(first.year, second.year) > 0
+    if first.year is None or second.year is None:
+        return first.year == second.year
+    is_short = min(first.year, second.year) < 100
     return first.year % 100 == second.year % 100 if is_short else first.year == second.year
 
 
@@ -153,7 +157,7 @@ def _plain(text: str) -> str:
     return " ".join(plain.split())
 
 
-def _valid_date(year: int, month: int, day: int, order: str) -> Date | None:
+def _valid_date(year: int | None, month: int, day: int, order: str) -> Date | None:
     is_valid = 1 <= month <= 12 and 0 <= day <= 31
     return Date(year, month, day, order) if is_valid else None
 

@@ -26,7 +26,7 @@ _SPAN_OF_YEARS = re.compile(r"(?:1[5-9]|20)\d\d\s*-\s*(?:\d\d|(?:1[5-9]|20)\d\d)
 _ORDER = re.compile(r"\d+(?:\s*-\s*\d+){2,}")
 _DIGITS = re.compile(r"\d+")
 _DECIMAL = re.compile(r"\d+(?:\.\d+)?")
-_SIDE = rf"\d+(?:\.\d+)?(?:{_UNIT})?"
+_SIDE = rf"(?:{_NUMBER})(?:{_UNIT})?"
 _TIMES = r"\s*(?:x|X|\\times|by)\s*(?=\d)"
 _SIZE = re.compile(rf"{_SIDE}(?:{_TIMES}{_SIDE})+")
 _DIGITS_AND_SEPARATORS = re.compile(r"[+\d\s()-]+")
@@ -118,7 +118,7 @@ def size_of(text: str) -> tuple[str, ...]:
     plain = _plain(text)
     if not _SIZE.fullmatch(plain):
         return ()
-    sides = re.split(_TIMES, plain)
+    sides = re.split(_TIMES, plain.replace(",", ""))
     units = [_DECIMAL.sub("", side, count=1) for side in sides]
     if any(unit and known_unit(unit.strip()) is None for unit in units[:-1]):
         return ()  # `2a \\times 3b`

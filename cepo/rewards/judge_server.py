@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import re
 import socket
 import threading
 import time
@@ -50,16 +49,15 @@ class JudgeServer:
         self._url = urlunsplit((parts.scheme, host, f"{path}/chat/completions", parts.query, ""))
         self.address = urlunsplit((parts.scheme, host, path, "", ""))
         self._headers = {"Content-Type": "application/json"}
-        secrets = [key, user, *user.split(":", 1), *(value for _, value in parse_qsl(parts.query))]
+        secrets = [key, *_secrets_of(user), *(value for _, value in parse_qsl(parts.query))]
         if user:
-            token = base64.b64encode(unquote(user).encode()).decode()
-            self._headers["Authorization"] = f"Basic {token}"
-            secrets += [token, *unquote(user).split(":", 1)]
+            self._headers["Authorization"] = f"Basic {_token_of(user)}"
         elif key:
             self._headers["Authorization"] = f"Bearer {key}"
         self.proxy = _proxy_of(parts)
         if self.proxy is not None:
-            secrets += re.split("[:@]", urlsplit(self.proxy).netloc.rpartition("@")[0])
+            user_of_proxy, _, _ = urlsplit(self.proxy).netloc.rpartition("@")
+            secrets += _secrets_of(user_of_proxy)
         self._secrets = _spellings(secrets)
         proxies = {} if self.proxy is None else {parts.scheme: self.proxy}
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirect)
@@ -142,6 +140,18 @@ def is_this_machine(host: str) -> bool:
         return False
     address = getattr(address, "ipv4_mapped", None) or address
     return address.is_loopback or address.is_unspecified
+
+
+def _token_of(user: str) -> str:
+    """Returns how an address's user with a password is sent, to a server as to a proxy."""
+    return base64.b64encode(unquote(user).encode()).decode()
+
+
+def _secrets_of(user: str) -> list[str]:
+    """Returns what no message may have of an address's user with a password; nothing without one."""
+    if not user:
+        return []
+    return [user, *user.split(":", 1), *unquote(user).split(":", 1), _token_of(user)]
 
 
 def _spellings(secrets: Sequence[str]) -> list[str]:

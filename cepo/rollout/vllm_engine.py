@@ -16,6 +16,7 @@ from cepo.errors import EngineError
 from cepo.hardware import num_processors
 from cepo.models.families import family_of
 from cepo.models.processing import Processing
+from cepo.models.response_end import ResponseEnd
 from cepo.rollout.generator import (
     AdapterWeights,
     FullWeights,
@@ -212,21 +213,9 @@ class VllmGenerator:
             max_tokens=settings.max_response_length,
             logprobs=0,
             flat_logprobs=True,
-            **self._stopping(settings),
+            **stopping(self._processing.end, ignore_eos=settings.ignore_eos),
             **drawing,
         )
-
-    def _stopping(self, settings: SamplingSettings) -> dict[str, Any]:
-        """Returns what ends a response, whatever end-of-sequence token the checkpoint defines."""
-        stopping: dict[str, Any] = {"ignore_eos": True, "detokenize": False}
-        if settings.ignore_eos:
-            return stopping
-        end = self._processing.end
-        stopping["stop_token_ids"] = sorted(end.token_ids)
-        if end.text:
-            # vLLM compares texts only if it makes them; the tokens of the text stay in the response.
-            stopping |= {"stop": [end.text], "include_stop_str_in_output": True, "detokenize": True}
-        return stopping
 
     def _own_drawing(self, request: GenerationRequest, settings: SamplingSettings, sample: int) -> dict[str, Any]:
         """Returns the settings with which vLLM's logits processor draws one sample's tokens."""
@@ -249,6 +238,18 @@ class VllmGenerator:
             "seed": int.from_bytes(seed_digest, "little"),
             "logit_bias": self._bans,
         }
+
+
+def stopping(end: ResponseEnd, *, ignore_eos: bool) -> dict[str, Any]:
+    """Returns vLLM's settings of what ends a response, whatever end-of-sequence token the checkpoint defines."""
+    settings: dict[str, Any] = {"ignore_eos": True, "detokenize": False}
+    if ignore_eos:
+        return settings
+    settings["stop_token_ids"] = sorted(end.token_ids)
+    if end.text:
+        # vLLM compares texts only if it makes them; the tokens of the text stay in the response.
+        settings |= {"stop": [end.text], "include_stop_str_in_output": True, "detokenize": True}
+    return settings
 
 
 def _prompt(request: GenerationRequest) -> Any:

@@ -54,6 +54,16 @@ def test_paths_within_image_dir_are_read(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(folder.parent)
     assert verify_image("inner/a.png", "images") == (5, 3)
     assert verify_image("images/own.png", None) == (5, 3)
+    Path("linked").symlink_to(folder)
+    assert verify_image("inner/a.png", "linked") == (5, 3)
+
+
+def test_bytes_count_before_a_path(folder: Path) -> None:
+    """As for the `datasets` library: a path beside them is where they once came from. Bytes may be missing, not empty."""
+    assert verify_image({"bytes": SMALL, "path": "gone.png"}, str(folder)) == (5, 3)
+    assert verify_image({"bytes": None, "path": "own.png"}, str(folder)) == (5, 3)
+    with pytest.raises(DataError, match=r"own\.png' is empty \(0 bytes\)"):
+        verify_image({"bytes": b"", "path": "own.png"}, str(folder))
 
 
 def test_a_file_that_cannot_be_read_is_a_bad_row() -> None:
@@ -176,7 +186,8 @@ def test_an_address_is_downloaded_once_and_then_kept(server: Server) -> None:
     for _ in range(3):
         assert size_at(server, "/image?of=one") == (9, 4)
     assert size_at(server, "/to?/image") == (9, 4)
-    assert server.asked == ["/image?of=one", "/to?/image", "/image"]
+    assert size_at(server, "/image?of=two") == (9, 4)
+    assert server.asked == ["/image?of=one", "/to?/image", "/image", "/image?of=two"]
 
 
 def test_a_download_that_was_changed_is_downloaded_again(server: Server) -> None:

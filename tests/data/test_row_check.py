@@ -215,6 +215,20 @@ def test_a_changed_file_of_the_model_makes_rows_be_checked(
     assert measured == ALL + ALL
 
 
+def test_a_variable_of_the_template_makes_rows_be_checked(
+    check: Check, tiny_model_folder: Path, tiny_processing: Processing, measured: list[str]
+) -> None:
+    template = f"{tiny_processing.template.text}{{% if brief %}}Answer with a word.{{% endif %}}"
+    lengths: list[int] = []
+    for is_brief in (False, True):
+        processing = Processing(
+            str(tiny_model_folder), chat_template=template, chat_template_kwargs={"brief": is_brief}
+        )
+        lengths.append(int(check(processing=processing)._stats.lengths[2]))
+    assert measured == ALL + ALL
+    assert lengths[0] < lengths[1]
+
+
 def test_a_check_is_kept_in_parts(check: Check, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a check has finished before it is interrupted is found again."""
     monkeypatch.setattr(row_check, "ROWS_TOGETHER", 2)
@@ -259,6 +273,20 @@ def test_an_image_that_vanishes_and_comes_back_is_seen(check: Check, folder: Pat
     (folder / "away.png").rename(folder / "2.png")
     assert ids(check()) == ["0", "2", "3"]
     assert measured == [*ALL, ALL[3], ALL[3]]
+
+
+def test_an_image_that_comes_late_makes_its_row_good(
+    check: Check, folder: Path, measured: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "2.png").rename(folder / "away.png")
+    assert check().skipped == {"bad": 2}
+    (folder / "away.png").rename(folder / "2.png")
+    caplog.clear()
+    problems = check()
+    assert ids(problems) == ["0", "2", "3"]
+    assert problems.skipped == {"bad": 1}
+    assert "row 3" not in caplog.text
+    assert measured == [*ALL, ALL[3]]
 
 
 def test_a_failed_download_is_tried_again(check: Check, folder: Path, measured: list[str]) -> None:

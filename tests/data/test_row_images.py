@@ -195,6 +195,19 @@ def test_an_image_beside_the_data_names_its_folder(
     assert len(ProblemSet(str(tmp_path / data), rules, tiny_processing)[0].images) == 1
 
 
+def test_the_image_that_is_missing_is_looked_for(tmp_path: Path, tiny_processing: Processing) -> None:
+    """The first image of the row lies in `image_dir`."""
+    for name in ("images/1.png", "set/2.png"):
+        (tmp_path / name).parent.mkdir()
+        SQUARE.save(tmp_path / name)
+    row = {"prompt": "<image><image>?", "answer": "1", "images": ["1.png", "2.png"]}
+    data = tmp_path / "set" / "rows.jsonl"
+    data.write_text(json.dumps(row), encoding="utf-8")
+    rules = DataConfig(train_files=str(data), image_dir=str(tmp_path / "images"))
+    with pytest.raises(DataError, match=rf"'2\.png' does not exist\. It lies in {tmp_path / 'set'}: set"):
+        ProblemSet(str(data), rules, tiny_processing)
+
+
 def test_an_image_that_is_nowhere_has_no_such_hint(read: Read) -> None:
     with pytest.raises(DataError) as caught:
         read({"images": ["nowhere.png"]})

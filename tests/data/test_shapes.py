@@ -29,6 +29,7 @@ FOLDER = Path(__file__).parent
 DOCS = FOLDER.parents[1] / "docs" / "data.md"
 RED = encoded(Image.new("RGB", (48, 32), "red"))
 BLUE = encoded(Image.new("RGB", (48, 32), "blue"))
+LIME = encoded(Image.new("RGB", (48, 32), "lime"))
 DATA_URL = "data:image/png;base64," + base64.b64encode(RED).decode()
 
 
@@ -82,6 +83,7 @@ def read(tmp_path: Path, tiny_processing: Processing) -> Read:
     """Problems of rows that are written to a file; every image can be read again by its place."""
     (tmp_path / "red.png").write_bytes(RED)
     (tmp_path / "blue.png").write_bytes(BLUE)
+    (tmp_path / "lime.png").write_bytes(LIME)
 
     def problems(*rows: Mapping[str, Any], name: str = "rows.jsonl", **settings: Any) -> list[Problem]:
         file = write(tmp_path, name, rows)
@@ -208,10 +210,10 @@ def test_marks_stand_before_the_format_prompt_and_first_turn(read: Read, tmp_pat
 def test_parts_hold_images_beside_those_of_the_row(read: Read, part: dict[str, Any]) -> None:
     """The image of a part takes its own place; `<image>` and `{type: image}` take those of the row's column."""
     content = [{"type": "image"}, part, {"type": "text", "text": "and <image>"}]
-    row = {"prompt": [{"role": "user", "content": content}], "answer": "1", "images": ["red.png", "red.png"]}
+    row = {"prompt": [{"role": "user", "content": content}], "answer": "1", "images": ["red.png", "lime.png"]}
     (problem,) = read(row)
     assert problem.text == "<image><image>and <image>"
-    assert colors(problem) == [(255, 0, 0), (0, 0, 255), (255, 0, 0)]
+    assert colors(problem) == [(255, 0, 0), (0, 0, 255), (0, 255, 0)]
 
 
 def test_a_file_address_is_a_path(read: Read, tmp_path: Path) -> None:

@@ -178,6 +178,13 @@ def test_a_file_that_changed_under_the_same_time_is_read_anew(tmp_path: Path) ->
         assert answers(read_source(source)) == [answer]
 
 
+def test_files_of_one_content_are_read_by_their_formats(tmp_path: Path) -> None:
+    """The copy in the cache is found by the content and the format."""
+    content = "prompt,answer\tother\nq,1\t2\n"
+    assert read_source(write(tmp_path, "a.csv", content)).column_names == ["prompt", "answer\tother"]
+    assert read_source(write(tmp_path, "a.tsv", content)).column_names == ["prompt,answer", "other"]
+
+
 # Parquet and Arrow
 
 DAY = datetime.date(2024, 1, 2)

@@ -135,12 +135,30 @@ def is_a_link(place: Path) -> None:
     place.symlink_to(place.with_name("elsewhere"))
 
 
+def is_below_a_link_into_a_folder_of_all(place: Path) -> None:
+    folder_of_all = place.parents[2] / "all"
+    folder_of_all.mkdir()
+    place.parent.rename(folder_of_all / "cepo")
+    place.parent.symlink_to(folder_of_all / "cepo")
+    folder_of_all.chmod(0o777)
+
+
 def is_a_file(place: Path) -> None:
     place.rmdir()
     place.write_text("no folder")
 
 
-@pytest.mark.parametrize("change", [others_may_write, a_group_may_write, others_may_write_around, is_a_link, is_a_file])
+@pytest.mark.parametrize(
+    "change",
+    [
+        others_may_write,
+        a_group_may_write,
+        others_may_write_around,
+        is_a_link,
+        is_below_a_link_into_a_folder_of_all,
+        is_a_file,
+    ],
+)
 def test_a_folder_that_others_may_change_is_replaced(
     change: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import json_files
 import pytest
 from case_files import cases
 from scripted_models import declare_end
@@ -17,8 +19,9 @@ from tokenizers import AddedToken
 from cepo.config.worker_schema import ModelConfig
 from cepo.microgeo.world import ASSETS
 from cepo.models.chat_template import ChatTemplate
+from cepo.models.pretrained import read_config
 from cepo.models.processing import Processing, load_processing
-from cepo.models.response_end import ResponseEnd, response_end
+from cepo.models.response_end import ResponseEnd, declared_ends, response_end
 from cepo.models.text_codec import TextCodec
 
 CASES: dict[str, dict[str, Any]] = cases(__file__, "response_ends.yaml")
@@ -99,6 +102,20 @@ def test_the_end_of_a_turn_may_be_sampled(base_model: Path) -> None:
     assert not set(ends) & set(base.banned_token_ids)
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_a_models_files_and_its_tokenizer_declare_ends(base_model: Path, tmp_path: Path, name: str) -> None:
+    """Only a model without a generation config declares its ends in its configuration."""
+    folder = shutil.copytree(base_model, tmp_path / "model")
+    json_files.merge(folder / "tokenizer_config.json", {"eos_token": "<|im_end|>"})
+    (folder / "generation_config.json").rename(folder / "other.json")
+    tokenizer = Processing(str(folder)).tokenizer
+    ends: list[int] = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    json_files.merge(folder / "config.json", {"eos_token_id": None})
+    json_files.merge(folder / name, {"eos_token_id": ends[0]})
+    config = read_config(str(folder), trust_remote_code=False)
+    assert list(declared_ends(str(folder), config, tokenizer)) == ends
+
+
 def test_a_warning_names_the_token_and_the_declared_ones(base_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     base = ModelConfig(model_path=str(base_model))
     load_processing(base, chat_template=None)
@@ -170,6 +187,18 @@ def test_a_text_of_several_tokens_ends_a_response(response: str, is_ended: bool,
         assert not codec.is_ended_by_text(token_ids[:length])
     assert codec.decode(token_ids) == text
     assert "</s>" in codec.special_texts
+
+
+def test_a_text_that_ends_a_response_may_take_a_token_a_byte() -> None:
+    """The tokenizer has no merge of bytes above 127: the four characters take eight tokens."""
+    tokenizer = byte_level_tokenizer(("<|endoftext|>",), end="<|endoftext|>")
+    end = "◁/s▷"
+    codec = TextCodec(tokenizer, ResponseEnd((tokenizer.eos_token_id,), text=end))
+    assert len(codec.encode_text(end)) == len(end.encode()) == 8
+    token_ids = codec.encode_text(f"is 7{end}")
+    assert codec.is_ended_by_text(token_ids)
+    assert not codec.is_ended_by_text(token_ids[:-1])
+    assert codec.decode(token_ids) == "is 7"
 
 
 def test_an_added_token_that_ends_is_not_in_the_text() -> None:

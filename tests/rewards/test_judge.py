@@ -208,6 +208,34 @@ def test_a_password_is_masked_in_each_of_its_spellings() -> None:
         assert "ss" not in server.masked(spelling)
 
 
+def test_a_secret_within_another_leaves_nothing_of_it() -> None:
+    server = JudgeServer("http://ann:annual42@localhost/v1", "")
+    assert server.masked("ann has annual42") == "*** has ***"
+
+
+PROXY = "http://us%3Aer:pass%20word%2F42@"
+
+
+@pytest.mark.parametrize("name", ECHOES)
+def test_no_secret_of_a_proxy_reaches_a_message(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A careless proxy answers with what it was sent, which has its user and password as a token."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    with serving(lambda request, _: repeat(request, ECHOES[name])) as host:
+        monkeypatch.setenv("http_proxy", f"{PROXY}{host}")
+        with pytest.raises(RewardError, match=r"\*\*\*") as caught:
+            judged(ELSEWHERE, retries=0)
+    for secret in SECRETS:
+        assert secret not in all_text(caught.value)
+
+
+def test_a_proxys_password_is_masked_in_each_of_its_spellings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://user:p%41ss%2F42@proxy.invalid")
+    server = JudgeServer(f"http://{ELSEWHERE}/v1", "")
+    for spelling in ("p%41ss%2F42", "pAss/42", "pAss%2F42"):
+        assert "ss" not in server.masked(spelling)
+
+
 @pytest.mark.parametrize("key", ["sk-can\nary", "sk-can…ary"])
 def test_a_key_that_no_header_may_have_is_not_repeated(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", key)
@@ -360,3 +388,25 @@ def test_the_time_limit_is_not_begun_anew_by_pauses() -> None:
     with serving(lambda request, _: send(request, b"", 503)) as host, pytest.raises(RewardError, match="3 attempts"):
         judged(host, time_limit=1.5, retries=99)
     assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize(("seconds", "words"), [("1", None), ("60", "1 attempts; the last: status 429")])
+def test_a_server_is_asked_again_when_it_wants_to_be(seconds: str, words: str | None) -> None:
+    """`Retry-After` is in seconds. Without it the second attempt is after 0.25 s; a wish beyond the limit ends them."""
+    times: list[float] = []
+
+    def answer(request: Request, _: object) -> None:
+        times.append(time.monotonic())
+        if len(times) > 1:
+            approve(request, _)
+        else:
+            send(request, b"", 429, **{"Retry-After": seconds})
+
+    with serving(answer) as host:
+        if words is None:
+            assert judged(host)["judge_attempts"] == 2.0
+            assert times[1] - times[0] >= 1.0
+            return
+        with pytest.raises(RewardError, match=words):
+            judged(host, time_limit=5.0)
+    assert time.monotonic() - times[0] < 5.0

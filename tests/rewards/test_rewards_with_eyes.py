@@ -91,6 +91,14 @@ def test_the_judge_sees_images_and_its_last_score_counts(monkeypatch: pytest.Mon
     assert pictures[0].getpixel((0, 0)) == (255, 0, 0)
 
 
+def test_a_judge_that_reads_text_alone_gets_no_image() -> None:
+    with serving(lambda _: (200, {}, reply("<score>5</score>"))) as judge:
+        compute_score([sample()], base_url=judge.url, model="m", with_images=False)
+    (request,) = judge.requests
+    (part,) = request["messages"][0]["content"]
+    assert part["type"] == "text"
+
+
 def test_faults_that_may_pass_are_tried_again() -> None:
     """Twice busy, then a verdict: three attempts. The time limit is final."""
 

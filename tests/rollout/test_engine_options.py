@@ -16,8 +16,10 @@ from cepo.commands.machine import c_compiler
 from cepo.config import load_config
 from cepo.errors import EngineError
 from cepo.hardware import with_own_programs
+from cepo.models.response_end import ResponseEnd
 from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
+from cepo.rollout.vllm_engine import stopping
 from cepo.rollout.vllm_process import engine_options
 
 SETTINGS = GeneratorSettings(
@@ -189,6 +191,21 @@ print(json.dumps(found))
         "path": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin",
         "warnings of compiled kernels, silenced and not": [0, 1],
     }
+
+
+def test_vllm_stops_at_each_end_of_a_response() -> None:
+    """Where a text ends a turn, the declared tokens end a response too; texts are compared only if vLLM makes them."""
+    by_token = stopping(ResponseEnd((9, 7)), ignore_eos=False)
+    assert by_token == {"ignore_eos": True, "detokenize": False, "stop_token_ids": [7, 9]}
+    by_text = stopping(ResponseEnd((7,), text="</s>"), ignore_eos=False)
+    assert by_text == {
+        "ignore_eos": True,
+        "detokenize": True,
+        "stop_token_ids": [7],
+        "stop": ["</s>"],
+        "include_stop_str_in_output": True,
+    }
+    assert stopping(ResponseEnd((7,), text="</s>"), ignore_eos=True) == {"ignore_eos": True, "detokenize": False}
 
 
 def test_the_c_compiler_may_be_on_the_path_or_beside_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
