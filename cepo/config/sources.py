@@ -20,6 +20,16 @@ from cepo.sections.reader import SectionError, read_section
 
 _Section = TypeVar("_Section")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+_YAML_REMEDIES = {
+    "found unknown escape character": "Write a path of Windows in single quotes",
+    "found character '@'": "Write quotes around a value that begins with it",
+    "found character '%'": "Write quotes around a value that begins with it",
+    "found character '`'": "Write quotes around a value that begins with it",
+    "found unhashable key": "Write quotes around a value that begins with braces",
+    "mapping values are not allowed here": "Write quotes around a value with a colon, or mend the indentation",
+    "but found another document": "A file has one document: leave out the line ---",
+}
+"""What to write in place of what YAML does not read, by the beginning of its problem."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,9 @@ def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path |
             tree = OmegaConf.to_container(OmegaConf.create(text))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line}: this is not valid YAML: {error.problem}.") from error
+        problem = str(error.problem)
+        remedy = next((f" {remedy}." for begin, remedy in _YAML_REMEDIES.items() if problem.startswith(begin)), "")
+        raise ConfigError(f"{path}{line}: this is not valid YAML: {problem}.{remedy}") from error
     except DataError as error:
         raise ConfigError(f"{error}; give a YAML file.") from error
     except (ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:

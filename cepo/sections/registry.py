@@ -55,7 +55,8 @@ class Registry(Generic[_Kind]):
         """Decorates a class to register it under `name`, and turns its `Config` into a section if it is none.
 
         Raises `ConfigError`: `name` is not a name, another class has it, the class does not derive from `base` or lacks a
-        function that it must define or gives one other parameters, or a field has the name of a shared section and another type.
+        function that it must define or gives one other parameters, its `Config` has a value without a type or lacks what the
+        base reads, or a field has the name of a shared section and another type.
         """
         self._check_name(name)
 
@@ -72,8 +73,11 @@ class Registry(Generic[_Kind]):
             configured = cast("type[Configured]", cls)
             configured.name = name
             if not is_pydantic_dataclass(configured.Config):
+                _check_types_of_settings(cls)
                 configured.Config = section(configured.Config)
+            _check_inherited_settings(cls)
             self._check_shared_fields(cls)
+            _check_initialiser(cls)
             _check_parameters(cls)
             self.classes[name] = cast("type[_Kind]", cls)
             return cls
@@ -144,6 +148,42 @@ class Registry(Generic[_Kind]):
             if field in self.shared and field in shared:
                 settings[field] = _part_of(shared[field], declared.annotation)
         return settings | dict(own)
+
+
+def _check_types_of_settings(cls: type[Any]) -> None:
+    """Raises `ConfigError` for a value in `Config` without a type, which would be no setting."""
+    declared = cls.Config
+    annotations = inspect.get_annotations(declared)
+    for name, value in vars(declared).items():
+        if name.startswith("_") or name in annotations or callable(value) or hasattr(value, "__get__"):
+            continue
+        raise ConfigError(
+            f"{declared.__qualname__}.{name} has no type, so that it is no setting; write {name}: {type(value).__name__} = "
+            f"{value!r}"
+        )
+
+
+def _check_inherited_settings(cls: type[Any]) -> None:
+    """Raises `ConfigError` if `Config` lacks a setting that the class from which `cls` derives reads."""
+    declared = fields_of(cls.Config)
+    for base in cls.__mro__[1:]:
+        for name, field in fields_of(base.Config).items() if "Config" in vars(base) else ():
+            if name not in declared:
+                kind = getattr(field.annotation, "__name__", field.annotation)
+                raise ConfigError(
+                    f"{cls.Config.__qualname__} has no setting '{name}', which {base.__name__} reads; write {name}: {kind} = "
+                    f"{kind}()"
+                )
+
+
+def _check_initialiser(cls: type[Any]) -> None:
+    """Raises `ConfigError` for an `__init__` that takes anything but the settings."""
+    own = vars(cls).get("__init__")
+    if own is not None and [*inspect.signature(own).parameters][1:] != ["config"]:
+        raise ConfigError(
+            f"{cls.__qualname__} defines __init__; leave it out: its settings are the fields of a nested class Config, and "
+            "self.config has their values"
+        )
 
 
 def _check_parameters(cls: type[Any]) -> None:
