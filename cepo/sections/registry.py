@@ -75,10 +75,10 @@ class Registry(Generic[_Kind]):
             if not is_pydantic_dataclass(configured.Config):
                 _check_types_of_settings(cls)
                 configured.Config = section(configured.Config)
-            _check_inherited_settings(cls)
+            self._check_inherited_settings(cls)
             self._check_shared_fields(cls)
             _check_initialiser(cls)
-            _check_parameters(cls)
+            check_parameters(cls)
             self.classes[name] = cast("type[_Kind]", cls)
             return cls
 
@@ -115,6 +115,19 @@ class Registry(Generic[_Kind]):
                     f"{cls.__qualname__}.Config.{key}: {parent}.{key} is shared and has the type {shared.__name__}; "
                     "declare that type, or give the setting another name"
                 )
+
+    def _check_inherited_settings(self, cls: type[Any]) -> None:
+        """Raises `ConfigError` if `Config` lacks a setting that a class between `cls` and the base reads."""
+        declared = fields_of(cls.Config)
+        between = [parent for parent in cls.__mro__[1:] if issubclass(parent, self.base) and parent is not self.base]
+        for parent in between:
+            for name, field in fields_of(cast("type[Configured]", parent).Config).items():
+                if name not in declared:
+                    kind = getattr(field.annotation, "__name__", field.annotation)
+                    raise ConfigError(
+                        f"{cls.Config.__qualname__} has no setting '{name}', which {parent.__name__} reads; write "
+                        f"{name}: {kind} = {kind}()"
+                    )
 
     def names(self) -> list[str]:
         """Returns all names in alphabetical order."""
@@ -163,19 +176,6 @@ def _check_types_of_settings(cls: type[Any]) -> None:
         )
 
 
-def _check_inherited_settings(cls: type[Any]) -> None:
-    """Raises `ConfigError` if `Config` lacks a setting that the class from which `cls` derives reads."""
-    declared = fields_of(cls.Config)
-    for base in cls.__mro__[1:]:
-        for name, field in fields_of(base.Config).items() if "Config" in vars(base) else ():
-            if name not in declared:
-                kind = getattr(field.annotation, "__name__", field.annotation)
-                raise ConfigError(
-                    f"{cls.Config.__qualname__} has no setting '{name}', which {base.__name__} reads; write {name}: {kind} = "
-                    f"{kind}()"
-                )
-
-
 def _check_initialiser(cls: type[Any]) -> None:
     """Raises `ConfigError` for an `__init__` that takes anything but the settings."""
     own = vars(cls).get("__init__")
@@ -186,7 +186,7 @@ def _check_initialiser(cls: type[Any]) -> None:
         )
 
 
-def _check_parameters(cls: type[Any]) -> None:
+def check_parameters(cls: type[Any]) -> None:
     """Raises `ConfigError` for a function that cannot be called as the one of a base class that it replaces."""
     for name, function in vars(cls).items():
         inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
