@@ -19,6 +19,8 @@ from cepo.terminal.lines import print_plain
 _USAGE_ERROR = 2
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
+_PACKAGES = ("torch", "transformers", "datasets", "ray", "vllm", "trl", "peft")
+"""Libraries whose names users give to their own files, which then come first on the path."""
 _MEANT = {
     "resume": "The same cepo train command goes on from the last checkpoint",
     "sft": "TRL fine-tunes on worked responses: examples/sft_first",
@@ -183,6 +185,10 @@ def cli() -> None:
         raise click.UsageError(
             "only the methods' core is installed; pip install -e '.[cpu]' or '.[gpu]', in cepo's checkout"
         )
+    for name in _PACKAGES:
+        spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations is None:
+            raise click.UsageError(f"{spec.origin} takes the place of the library {name}; give the file another name")
 
 
 @cli.command(cls=Training)
