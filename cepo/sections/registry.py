@@ -165,9 +165,10 @@ class Registry(Generic[_Kind]):
 
 def _check_types_of_settings(cls: type[Any]) -> None:
     """Raises `ConfigError` for a value in `Config` without a type, which would be no setting."""
-    declared = cls.Config
+    declared: type[object] = cls.Config
     annotations = inspect.get_annotations(declared)
-    for name, value in vars(declared).items():
+    values = cast("Mapping[str, object]", vars(declared))
+    for name, value in values.items():
         if name.startswith("_") or name in annotations or callable(value) or hasattr(value, "__get__"):
             continue
         raise ConfigError(
