@@ -117,7 +117,8 @@ def unusable_place(error: BaseException) -> str | None:
     if not isinstance(error, OSError) or error.filename is None:
         return None
     home = Path("~").expanduser()
-    if Path(error.filename).is_relative_to(home) and not os.access(home, os.W_OK):
+    home_is_usable = home.is_dir() and os.access(home, os.W_OK)
+    if Path(error.filename).is_relative_to(home) and not home_is_usable:
         return (
             f"{error.filename}: nothing can be written in the home folder {home} ({error.strerror}). Set HOME to a folder in "
             "which you may write; caches, downloads and notes of runs go there"

@@ -40,6 +40,7 @@ class WeightedEstimator(GroupRelativeEstimator):
     """
 
     config: WeightedConfig
+    Config = WeightedConfig
 
     def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Returns delta_t; what it has on padding does not matter."""
@@ -153,6 +154,7 @@ class EvidenceEstimator(WeightedEstimator):
     """
 
     config: EvidenceConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    Config = EvidenceConfig
 
     @property
     def in_hindsight(self) -> bool:

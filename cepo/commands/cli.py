@@ -19,6 +19,19 @@ from cepo.terminal.lines import print_plain
 _USAGE_ERROR = 2
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
+_PACKAGES = ("torch", "transformers", "datasets", "ray", "vllm", "trl", "peft")
+"""Libraries whose names users give to their own files, which then come first on the path."""
+_MEANT = {
+    "resume": "The same cepo train command goes on from the last checkpoint",
+    "sft": "TRL fine-tunes on worked responses: examples/sft_first",
+    "test": "cepo evaluate CHECKPOINT measures accuracy on any data",
+    "predict": "cepo evaluate CHECKPOINT data=FILE writes the responses to any problems",
+    "generate": "cepo evaluate CHECKPOINT data=FILE writes the responses to any problems",
+    "infer": "cepo evaluate CHECKPOINT data=FILE writes the responses to any problems",
+    "serve": "cepo merge --checkpoint CHECKPOINT --out FOLDER writes a model that vllm serve loads",
+    "export": "cepo merge --checkpoint CHECKPOINT --out FOLDER writes a model",
+}
+"""What there is in place of commands that other programs have."""
 _WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -155,6 +168,8 @@ def _command_meant(word: str, commands: Collection[str]) -> str:
         return f" It is a configuration; write cepo train config={file}"
     if word in available_estimators():
         return f" It is a method; write cepo train config=FILE algorithm.adv_estimator={word}"
+    if word in _MEANT:
+        return f" {_MEANT[word]}"
     if "=" in word:
         return f" It is a setting; write cepo train config=FILE {word}"
     return did_you_mean(word, commands) or f" Commands: {', '.join(commands)}"
@@ -170,6 +185,10 @@ def cli() -> None:
         raise click.UsageError(
             "only the methods' core is installed; pip install -e '.[cpu]' or '.[gpu]', in cepo's checkout"
         )
+    for name in _PACKAGES:
+        spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations is None:
+            raise click.UsageError(f"{spec.origin} takes the place of the library {name}; give the file another name")
 
 
 @cli.command(cls=Training)

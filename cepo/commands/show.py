@@ -24,6 +24,10 @@ def show_credit(
     """Writes the page with the credit of each token to `out`; the parameters are the arguments of `cepo show`."""
     if Path(model).is_file() or (Path(data) / "config.json").is_file():
         raise ConfigError(f"{model} is no model, or {data} no data: MODEL comes first (cepo show {data} {model} ...)")
+    if data.startswith("config="):
+        raise ConfigError(
+            f"DATA is missing: cepo show {model} DATA {data}, where DATA are problems, such as problems.csv"
+        )
     if out.suffix == ".html" or out.is_file():
         raise ConfigError(f"--out {out}: this is a file; give a folder, in which report.html is written")
     require_file("--response", response)

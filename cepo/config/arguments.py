@@ -12,7 +12,7 @@ _KEY = r"[A-Za-z_][\w-]*(?:\.[\w-]+)*"
 _SETTING = re.compile(rf"{_KEY}=.*", re.DOTALL)
 _FLAG = re.compile(rf"(?P<dashes>--?)(?P<key>{_KEY})(?:=(?P<value>.*))?", re.DOTALL)
 _NUMBER = re.compile(r"-[\d.]+([eE]-?\d+)?")
-_CONFIG_NAMES = ("config", "c", "config_file", "cfg")
+_CONFIG_NAMES = ("config", "c", "config_file", "config_name", "cfg")
 _CONFIG_NAME = re.compile(r"[\w-]+/[\w-]+")
 
 

@@ -278,6 +278,8 @@ def _check_files(config: RunConfig) -> Iterator[str]:
 
 
 def _check_checkpoint(key: str, path: str) -> None:
+    if path in ("latest", "last", "auto") and find_path(path) is None:
+        raise ConfigError(f"{key}={path}: leave it out; a run goes on from its last checkpoint by itself.")
     require_folder(key, path)
     folder = without_user(path)
     checkpoint = last_checkpoint(folder)

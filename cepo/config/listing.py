@@ -87,9 +87,14 @@ def settings_in_words(name: str) -> str:
         sections = sorted({setting.key.rpartition(".")[0] for setting in settings})
         keys = [setting.key for setting in settings]
         translation = translation_of(name, "VALUE")
-        suggestion = (
-            f" {str(translation).rstrip('.')}." if translation is not None else did_you_mean(name, [*sections, *keys])
-        )
+        if "/" in name:
+            suggestion = " It is a metric: docs/reading-a-run.md, and docs/methods.md#what-the-metrics-count."
+        elif name in available_estimators():
+            suggestion = f" It is a method: docs/methods.md#{name}, and algorithm.adv_estimator={name} chooses it."
+        elif translation is not None:
+            suggestion = f" {str(translation).rstrip('.')}."
+        else:
+            suggestion = did_you_mean(name, [*sections, *keys])
         raise ConfigError(f"no setting begins with '{name}'.{suggestion} Sections: {', '.join(sections)}")
     paragraphs: list[str] = []
     for setting in described:

@@ -14,6 +14,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.registry import METHODS, path_of
 from cepo.config.easyr1 import report_engine_keys, without_engine_keys
+from cepo.config.listing import all_settings
 from cepo.config.other_programs import translation_of
 from cepo.config.paths import located
 from cepo.config.schema import RunConfig, RunSettings, TrainerConfig
@@ -73,6 +74,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     if presets:
         merged = _merged(sources, merged_trees(defaults, presets))
     resolved = _resolved(merged, origins)
+    _refuse_none(resolved, origins)
     _require_rank_of_lora(resolved, origins)
     _leave_out_validation(resolved, origins)
     _fit_optimizer_batch(resolved, origins)
@@ -84,6 +86,14 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
         from_environment=_environment_references(merged),
         set_with_method=_set_with_method(sources, defaults, origins),
     )
+
+
+def _refuse_none(tree: Tree, origins: Origins) -> None:
+    """Refuses Python's None, which YAML reads as a text, where a setting may be null."""
+    nullable = {setting.key for setting in all_settings() if setting.accepted == "text or null"}
+    for key, value in leaves(tree):
+        if value == "None" and key in nullable:
+            raise origins.error(key, f"{key} is the text 'None'. Write {key}=null for no value.")
 
 
 def _require_rank_of_lora(tree: Tree, origins: Origins) -> None:
@@ -284,7 +294,11 @@ def _resolved(merged: Tree, origins: Origins) -> Tree:
 def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
     key = error.full_key or ""
     first_line = str(error).splitlines()[0].rstrip(".")
-    return origins.error(key, f"{key}: the reference cannot be resolved: {first_line}.")
+    return origins.error(
+        key,
+        f"{key}: the reference cannot be resolved: {first_line}. ${{a.b.c}} refers to a setting, ${{oc.env:NAME}} to a "
+        "variable of the environment.",
+    )
 
 
 def _selected(merged: Tree, key: str, origins: Origins) -> Any:

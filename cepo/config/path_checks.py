@@ -48,7 +48,8 @@ def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
     if not name.startswith("microgeo:"):
         return False
     if name not in known:
-        raise ConfigError(f"{key}={name}: unknown part of the built-in toy task. Known: {', '.join(known)}.")
+        slices = " It has no slices: trainer.val_max_samples bounds a validation." if "[" in name else ""
+        raise ConfigError(f"{key}={name}: unknown part of the built-in toy task. Known: {', '.join(known)}.{slices}")
     return True
 
 
@@ -63,7 +64,11 @@ def require_data(key: str, name: str) -> None:
         )
     is_hub_name = HUB_NAME.fullmatch(path) is not None and not path.endswith(_DATA_ENDINGS)
     if find_path(path) is None and not is_hub_name:
-        hint = " A name is no pattern; give a folder, or a list of files." if "*" in path else near_path(path)
+        hint = near_path(path)
+        if "*" in path:
+            hint = " A name is no pattern; give a folder, or a list of files."
+        elif path.endswith("]"):
+            hint = f" A slice stands behind the split: {path.replace('[', '@train[', 1)}."
         raise ConfigError(
             f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split).{hint}"
         )

@@ -20,6 +20,17 @@ from cepo.sections.reader import SectionError, read_section
 
 _Section = TypeVar("_Section")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_YAML_REMEDIES = {
+    "found unknown escape character": "Write a path of Windows in single quotes",
+    "found character '@'": "Write quotes around a value that begins with it",
+    "found character '%'": "Write quotes around a value that begins with it",
+    "found character '`'": "Write quotes around a value that begins with it",
+    "found unhashable key": "Write quotes around a value that begins with braces",
+    "mapping values are not allowed here": "Write quotes around a value with a colon, or mend the indentation",
+    "but found another document": "A file has one document: leave out the line ---",
+}
+"""What to write in place of what YAML does not read, by the beginning of its problem."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,9 @@ def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path |
             tree = OmegaConf.to_container(OmegaConf.create(text))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line}: this is not valid YAML: {error.problem}.") from error
+        problem = str(error.problem)
+        remedy = next((f" {remedy}." for begin, remedy in _YAML_REMEDIES.items() if problem.startswith(begin)), "")
+        raise ConfigError(f"{path}{line}: this is not valid YAML: {problem}.{remedy}") from error
     except DataError as error:
         raise ConfigError(f"{error}; give a YAML file.") from error
     except (ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
@@ -144,7 +157,16 @@ def _collect_lines(node: yaml.Node | None, prefix: str, file: str, places: dict[
             continue
         key = f"{prefix}{key_node.value}"
         places[key] = f"{file}, line {key_node.start_mark.line + 1}"
+        _require_decimal(value_node, places[key])
         _collect_lines(value_node, f"{key}.", file, places)
+
+
+def _require_decimal(node: yaml.Node | None, place: str) -> None:
+    """Raises `ConfigError` for a number such as 1:30, which YAML reads as one of base 60, 90."""
+    if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and ":" in node.value:
+        raise ConfigError(
+            f"{place}: {node.value} is a number of base 60 in YAML. Write it in decimals, or a text in quotes."
+        )
 
 
 def read_argument(argument: str) -> Source:
@@ -157,7 +179,7 @@ def read_argument(argument: str) -> Source:
         )
     try:
         tree = cast("Tree", OmegaConf.to_container(OmegaConf.from_dotlist([argument])))
-        has_comment = _ends_in_comment(value)
+        node = cast("Any", yaml).compose(value, Loader=yaml.SafeLoader)  # the function has no types
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)  # only some errors have this attribute
         raise ConfigError(
@@ -167,7 +189,8 @@ def read_argument(argument: str) -> Source:
     except (OmegaConfBaseException, ValueError, TypeError, AssertionError, RecursionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"argument '{argument[:200]}': {reason}.") from error
-    if has_comment:
+    _require_decimal(node, f"argument {argument!a}")
+    if _ends_in_comment(value, node):
         raise ConfigError(
             f"argument {argument!a}: what follows '#' is a comment in YAML and would be left out; quote the value as in "
             """'key="a #b"'."""
@@ -183,9 +206,8 @@ def read_argument(argument: str) -> Source:
     return Source(tree, Origins(places, {key: value}))
 
 
-def _ends_in_comment(value: str) -> bool:
+def _ends_in_comment(value: str, node: yaml.Node | None) -> bool:
     """Returns whether YAML leaves out the end of a text, or all of it, because it begins with `#`."""
-    node = cast("Any", yaml).compose(value, Loader=yaml.SafeLoader)  # the function has no types
     rest = value if node is None else value[node.end_mark.index :]
     return rest.lstrip().startswith("#")
 

@@ -118,7 +118,7 @@ class OptimConfig:
     """Peak learning rate, about the most by which a step moves a weight."""
     betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Adam's decay rates of the first and the second moment."""
-    weight_decay: NotNegative = 0.01
+    weight_decay: Share = 0.01
     """Decoupled weight decay."""
     strategy: Literal["adamw", "adamw_bf16"] = "adamw"
     """Optimizer. adamw_bf16, for weights stored in bf16 (fsdp.torch_dtype), has a bf16 momentum and carries each

@@ -21,6 +21,8 @@ _MOST_SHOWN = 90
 """The number of characters of a value that messages repeat."""
 _LONGEST_PATH = 4096
 _MOST_FOLDERS = 100
+_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".JPG", ".JPEG", ".PNG")
+"""The endings under which a missing image is looked for."""
 _SHORTEST_BASE64 = 16
 """The shortest image, a PPM file of one pixel, has 14 bytes."""
 _DATA_URL = re.compile(r"\s*data:[^,]{0,200},", re.IGNORECASE)
@@ -100,8 +102,8 @@ def folders_beside(data: Path) -> list[Path]:
     return [place, place.parent, place.parent.parent, *inner[:_MOST_FOLDERS]]
 
 
-def folder_with(values: Iterable[object], image_dir: str | None, folders: Sequence[Path]) -> Path | None:
-    """Returns which of the folders has the first of a row's files that `image_dir` does not have; None if none has."""
+def first_missing(values: Iterable[object], image_dir: str | None) -> str | None:
+    """Returns the path of the first of a row's files that `image_dir` does not have; None if it has all."""
     for value in values:
         path = value
         if isinstance(value, dict):
@@ -110,8 +112,22 @@ def folder_with(values: Iterable[object], image_dir: str | None, folders: Sequen
         if not isinstance(path, str) or _holds_file(path):
             continue
         if not os.path.isfile(os.path.join(image_dir or "", path)):
-            return next((folder for folder in folders if os.path.isfile(folder / path)), None)
+            return path
     return None
+
+
+def place_of_missing(path: str, image_dir: str | None, folders: Sequence[Path]) -> str:
+    """Returns a hint where a missing file is: in one of the folders, or under another ending; empty if in neither."""
+    for folder in folders:
+        if os.path.isfile(folder / path):
+            return f". It lies in {folder}: set data.image_dir={folder}"
+    if "\\" in path:
+        return ". Write / between folders, not the \\ of Windows"
+    for ending in _ENDINGS:
+        other = str(Path(path).with_suffix(ending))
+        if os.path.isfile(os.path.join(image_dir or "", other)):
+            return f". There is {other}: names have their endings, in the same case"
+    return ""
 
 
 def _holds_file(text: str) -> bool:

@@ -16,6 +16,7 @@ from PIL import ExifTags, Image, ImageCms, ImageOps
 
 from cepo.data.image_files import file_content, name_of
 from cepo.errors import DataError
+from cepo.files.safe_files import LFS_POINTER
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ def _what_is_wrong(content: bytes, error: Exception) -> str:
     """Says why an image file cannot be opened; what a server answered in its place is often a page of HTML."""
     if not content:
         return "is empty (0 bytes)"
+    if content.startswith(LFS_POINTER):
+        return "is a pointer of Git LFS to a file that is not here; git lfs pull gets it"
     if content.lstrip().startswith(b"<"):
         return f"is no image but a text that begins with {content.lstrip()[:30].decode('ascii', 'replace')!r}"
     return f"cannot be read ({type(error).__name__})"

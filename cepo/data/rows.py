@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cepo.config.paths import find_path, split_source
-from cepo.data.image_files import folder_with, folders_beside
+from cepo.data.image_files import first_missing, folders_beside, place_of_missing
 from cepo.data.images import checked_sizes, decoded_images, located
 from cepo.data.json_text import without_spelling
 from cepo.data.prompts import Problem, UserTemplate
@@ -21,6 +21,11 @@ from cepo.files.trees import Fields
 from cepo.models.interface import ImageSource, Turn, Video
 from cepo.models.processing import Processing
 from cepo.models.text_codec import IMAGE_MARK, VIDEO_MARK
+
+_FOREIGN_MARKS = ("<img>", "<IMAGE>", "[image]", "<image 1>", "<image1>", "<image_1>", "<|image_pad|>", "<|image|>")
+"""What other programs write where an image stands."""
+_SHEET_FAULTS = ("#REF!", "#N/A", "#VALUE!", "#NAME?", "#DIV/0!", "#NUM!", "#NULL!", "#SPILL!", "#CALC!")
+"""What a spreadsheet writes for a formula that has no value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +134,11 @@ class RowReader:
         )
 
     def _place_of_images(self, cells: Cells) -> str:
-        """Returns a hint if a file that the row names lies beside the data; empty if none does."""
+        """Returns a hint where a file is that the row names and that is missing; empty if none is, or nobody knows."""
         values = [*cells.images, *cells.teacher_images, *cells.videos]
-        folder = folder_with(values, self._rules.images.image_dir, self._folders_beside)
-        return "" if folder is None else f". It lies in {folder}: set data.image_dir={folder}"
+        image_dir = self._rules.images.image_dir
+        path = first_missing(values, image_dir)
+        return "" if path is None else place_of_missing(path, image_dir, self._folders_beside)
 
     @cached_property
     def _folders_beside(self) -> list[Path]:
@@ -146,6 +152,10 @@ class RowReader:
         if not cells.answer:
             raise DataError(
                 f"column '{self._rules.cells.answer_key}' is empty; a problem without an answer cannot be rewarded"
+            )
+        if cells.answer in _SHEET_FAULTS:
+            raise DataError(
+                f"column '{self._rules.cells.answer_key}' has {cells.answer}, which a spreadsheet writes for a faulty formula"
             )
 
     def _require_lengths(self, cells: Cells) -> None:
@@ -170,9 +180,9 @@ class RowReader:
         for mark, values, name in ((IMAGE_MARK, cells.images, "images"), (VIDEO_MARK, cells.videos, "videos")):
             is_mark = bool(values) or mark == IMAGE_MARK  # without videos it is plain text
             if is_mark and text.count(mark) != len(values):
-                front = ". data.image_marks=front puts missing marks in front" if mark == IMAGE_MARK else ""
+                remedy = _remedy_of_marks(text, cells.images) if mark == IMAGE_MARK else ""
                 raise DataError(
-                    f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree{front}"
+                    f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree{remedy}"
                 )
 
     def _visual_tokens(self, cells: Cells) -> int:
@@ -198,3 +208,13 @@ class RowReader:
             if type(error).__name__ != "PanicException":  # of the tokenizer's Rust code; it is no Exception
                 raise
             raise DataError(f"the prompt cannot be tokenised ({error})") from error
+
+
+def _remedy_of_marks(text: str, images: Sequence[object]) -> str:
+    """Returns what to write if a prompt has another number of marks than its row has images."""
+    if text.count(IMAGE_MARK) > len(images):
+        return ". Several images are a list, in a cell of text as JSON" if images else ""
+    foreign = next((mark for mark in _FOREIGN_MARKS if mark in text), None)
+    if foreign is not None:
+        return f". Write {IMAGE_MARK} in place of {foreign}"
+    return ". data.image_marks=front puts missing marks in front"

@@ -98,7 +98,9 @@ def local_source(source: str) -> LocalSource | None:
         return None
     slice_of_split = _SPLIT.fullmatch(split or TRAIN)
     if slice_of_split is None:
-        raise ConfigError(f"data files '{source}': the split '{split}' is neither a name nor a slice like train[:100]")
+        raise ConfigError(
+            f"data files '{source}': the split '{split}' is neither a name nor a slice like train[:100] or train[:90%]"
+        )
     split_name = slice_of_split["name"]
     within = hub_folder(path) if path.is_dir() else None
     files = _folder_files(source, path, split_name) if path.is_dir() else [path]

@@ -14,7 +14,7 @@ from cepo.data.json_text import read_object
 from cepo.data.sources import CSV, JSON, TSV
 from cepo.errors import ConfigError, DataError
 from cepo.files.safe_files import LARGEST_LINE, open_regular
-from cepo.files.trees import Tree
+from cepo.files.trees import Tree, is_list, is_mapping
 
 _BOM = b"\xef\xbb\xbf"
 _DELIMITERS = {CSV: ",", TSV: "\t"}
@@ -33,11 +33,18 @@ def text_rows(files: Sequence[Path], within: Path | None, kind: str) -> Iterator
             if file.read(len(_BOM)) != _BOM:
                 file.seek(0)
             records = _json_records(path, file) if kind == JSON else _csv_records(path, file, _DELIMITERS[kind])
+            rows, text = 0, b""
             for line, text, fault in records:
+                rows += 1
                 new_names = [name for name in _names_in(text, fault) if name not in names]
                 names.update(new_names)
                 is_empty = False
                 yield {"text": text, "fault": fault, "file": number, "line": line, "new_names": new_names}
+            if kind == JSON and rows == 1 and _holds_columns(text):
+                raise ConfigError(
+                    f"data file {path} is one object of columns; accepted: one object per row, as "
+                    "to_json(orient='records', lines=True) of pandas writes them"
+                )
     if is_empty:
         raise ConfigError(f"data file {files[0]} has no rows; accepted: at least one problem")
 
@@ -47,6 +54,24 @@ def _names_in(text: bytes, fault: str | None) -> Sequence[str]:
         return [] if fault is not None else [*read_object(text)]
     except DataError:  # it is raised where the row is read
         return []
+
+
+def _holds_columns(text: bytes) -> bool:
+    """Returns whether each value of an object is a column: a mapping from numbers, or a list as long as all others.
+
+    A list of messages is none.
+    """
+    try:
+        values = [*read_object(text).values()]
+    except DataError:
+        return False
+    if len(values) < 2:
+        return False
+    if all(is_mapping(value) and "0" in value for value in values):
+        return True
+    lists = [value for value in values if is_list(value) and not any(is_mapping(entry) for entry in value)]
+    lengths = {len(column) for column in lists}
+    return len(lists) == len(values) and len(lengths) == 1 and lengths != {1}
 
 
 def _json_records(path: Path, file: BinaryIO) -> Iterator[_Record]:

@@ -92,7 +92,10 @@ class PolicyLoss(ABC):
         return {}
 
     def checked_token_losses(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
-        """Returns `token_losses`; raises `ConfigError` if a loss of the user's has another shape, or no gradient."""
+        """Returns `token_losses`.
+
+        Raises `ConfigError`: a loss of the user's has another shape, no gradient, or a value that is not finite.
+        """
         losses: Any = self.token_losses(tokens)
         name = f"{type(self).__qualname__}.token_losses"
         expected_shape = tuple(tokens.log_probs.shape)
@@ -106,6 +109,13 @@ class PolicyLoss(ABC):
             raise ConfigError(
                 f"{name} returned losses without a gradient, from which nothing is learnt; compute them from "
                 "tokens.log_probs or tokens.ratio, without detach(), item() or torch.no_grad()"
+            )
+        is_finite = tokens.log_probs.isfinite() & tokens.old_log_probs.isfinite() & tokens.advantages.isfinite()
+        num_broken = int((is_finite & ~losses.isfinite()).sum())
+        if num_broken:
+            raise ConfigError(
+                f"{name} returned {num_broken} losses that are not finite for finite log-probs and advantages, of which "
+                "padding has some too; look for a division by 0 or a logarithm of what is not above 0"
             )
         return losses
 

@@ -266,6 +266,8 @@ def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
     reward_type = getattr(module, "REWARD_TYPE", "batch")  # optional, unlike in EasyR1
     if reward_type not in ("batch", "sequential"):
         raise RewardError(f"{path}: REWARD_TYPE = {reward_type!r}; it is 'batch' or 'sequential'.")
+    if inspect.isclass(function):
+        raise RewardError(f"{path.name}:{function_name} is a class; write a function that calls an instance of it.")
     _check_keywords(function, kwargs, f"{path.name}:{function_name}")
     if inspect.iscoroutinefunction(inspect.unwrap(function)):
         raise RewardError(

@@ -25,7 +25,11 @@ def checks_types(function: Callable[_Arguments, _Result]) -> Callable[_Arguments
     @functools.wraps(function)
     def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         hints = get_type_hints(function)
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"cepo.{function.__name__}: {error}; it takes {', '.join(signature.parameters)}") from None
+        for name, value in arguments.items():
             try:
                 TypeAdapter(hints[name]).validate_python(value)
             except ValidationError:

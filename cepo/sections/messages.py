@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ _PLAIN_TYPES = {"integer": "an integer", "number": "a number", "boolean": "true 
 _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 _OUT_OF_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
+_NUMBER_AND_UNIT = re.compile(r"[\d.]+ ?[A-Za-z%]+")
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _WORDED = ("value_error", "assertion_error", "too_short", "too_long")
 """The kinds whose message by pydantic, or by our own validator, says enough."""
 
@@ -76,7 +79,7 @@ class Wording:
         elif kind in _OUT_OF_BOUNDS:
             message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown(value)}."
         else:
-            suggestion = did_you_mean(str(value), map(str, _main(node).get("enum", ())))
+            suggestion = did_you_mean(str(value), map(str, _main(node).get("enum", ()))) or _remedy(key, value, node)
             message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{suggestion}"
         return Fault(1, key, message)
 
@@ -86,6 +89,20 @@ class Wording:
         where = f"under '{around}'" if around else "at the top"
         listed = ", ".join(known) or "(none)"
         return f"unknown key '{path}{name}'.{did_you_mean(name, known)} Known {where}: {listed}."
+
+
+def _remedy(key: str, value: object, node: Tree) -> str:
+    """Returns a sentence fragment with what to write in place of a text; empty if that cannot be told."""
+    kind = _main(node).get("type")
+    if not isinstance(value, str):
+        return ""
+    if kind == "array":
+        return f" Write [{','.join(value.replace(',', ' ').split())}]."
+    if kind in ("integer", "number") and _NUMBER_AND_UNIT.fullmatch(value):
+        return f" Write the number alone, in the unit that cepo help {key} names."
+    if kind == "number" and _DECIMAL_COMMA.fullmatch(value):
+        return f" Write {value.replace(',', '.')}."
+    return ""
 
 
 def leaves_of(schema: Tree, node: Tree | None = None, path: str = "") -> Iterator[tuple[str, Tree]]:

@@ -55,7 +55,8 @@ class Registry(Generic[_Kind]):
         """Decorates a class to register it under `name`, and turns its `Config` into a section if it is none.
 
         Raises `ConfigError`: `name` is not a name, another class has it, the class does not derive from `base` or lacks a
-        function that it must define or gives one other parameters, or a field has the name of a shared section and another type.
+        function that it must define or gives one other parameters, its `Config` has a value without a type or lacks what the
+        base reads, or a field has the name of a shared section and another type.
         """
         self._check_name(name)
 
@@ -72,9 +73,12 @@ class Registry(Generic[_Kind]):
             configured = cast("type[Configured]", cls)
             configured.name = name
             if not is_pydantic_dataclass(configured.Config):
+                _check_types_of_settings(cls)
                 configured.Config = section(configured.Config)
+            self._check_inherited_settings(cls)
             self._check_shared_fields(cls)
-            _check_parameters(cls)
+            _check_initialiser(cls)
+            check_parameters(cls)
             self.classes[name] = cast("type[_Kind]", cls)
             return cls
 
@@ -112,6 +116,19 @@ class Registry(Generic[_Kind]):
                     "declare that type, or give the setting another name"
                 )
 
+    def _check_inherited_settings(self, cls: type[Any]) -> None:
+        """Raises `ConfigError` if `Config` lacks a setting that a class between `cls` and the base reads."""
+        declared = fields_of(cls.Config)
+        between = [parent for parent in cls.__mro__[1:] if issubclass(parent, self.base) and parent is not self.base]
+        for parent in between:
+            for name, field in fields_of(cast("type[Configured]", parent).Config).items():
+                if name not in declared:
+                    kind = getattr(field.annotation, "__name__", field.annotation)
+                    raise ConfigError(
+                        f"{cls.Config.__qualname__} has no setting '{name}', which {parent.__name__} reads; write "
+                        f"{name}: {kind} = {kind}()"
+                    )
+
     def names(self) -> list[str]:
         """Returns all names in alphabetical order."""
         return sorted(self.classes)
@@ -146,7 +163,31 @@ class Registry(Generic[_Kind]):
         return settings | dict(own)
 
 
-def _check_parameters(cls: type[Any]) -> None:
+def _check_types_of_settings(cls: type[Any]) -> None:
+    """Raises `ConfigError` for a value in `Config` without a type, which would be no setting."""
+    declared: type[object] = cls.Config
+    annotations = inspect.get_annotations(declared)
+    values = cast("Mapping[str, object]", vars(declared))
+    for name, value in values.items():
+        if name.startswith("_") or name in annotations or callable(value) or hasattr(value, "__get__"):
+            continue
+        raise ConfigError(
+            f"{declared.__qualname__}.{name} has no type, so that it is no setting; write {name}: {type(value).__name__} = "
+            f"{value!r}"
+        )
+
+
+def _check_initialiser(cls: type[Any]) -> None:
+    """Raises `ConfigError` for an `__init__` that takes anything but the settings."""
+    own = vars(cls).get("__init__")
+    if own is not None and [*inspect.signature(own).parameters][1:] != ["config"]:
+        raise ConfigError(
+            f"{cls.__qualname__} defines __init__; leave it out: its settings are the fields of a nested class Config, and "
+            "self.config has their values"
+        )
+
+
+def check_parameters(cls: type[Any]) -> None:
     """Raises `ConfigError` for a function that cannot be called as the one of a base class that it replaces."""
     for name, function in vars(cls).items():
         inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)

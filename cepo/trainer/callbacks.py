@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cepo.errors import ConfigError, did_you_mean
+from cepo.sections.registry import check_parameters
 
 if TYPE_CHECKING:
     from cepo.trainer.batches import ScoredBatch
@@ -49,7 +50,8 @@ _STAGES = [name for name in vars(Callback) if name.startswith("after_")]
 class CallbackList(Callback):
     """Calls several callbacks in their order.
 
-    Raises `ConfigError`: one is a class or no `Callback`, or has a method `after_*`, `before_*` or `on_*` that is never called.
+    Raises `ConfigError`: one is a class or no `Callback`, has no method that is called, a method `after_*`, `before_*` or `on_*`
+    that is never called, or one with other parameters.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
@@ -100,3 +102,7 @@ def _check(callback: object) -> None:
                 f"{type(callback).__name__}.{name} is never called.{did_you_mean(name, _STAGES)} "
                 f"Known: {', '.join(_STAGES)}"
             )
+    kind = type(callback)
+    if kind is not Callback and all(getattr(kind, name) is getattr(Callback, name) for name in _STAGES):
+        raise ConfigError(f"{kind.__name__} has no function that is called. Known: {', '.join(_STAGES)}")
+    check_parameters(kind)

@@ -108,9 +108,24 @@ def test_a_model_of_9_trillion_parameters_exits_1_and_names_lora(
         ("grpo", "It is a method; write cepo train config=FILE algorithm.adv_estimator=grpo"),
         ("geo3k/cepo", "It is a configuration; write cepo train config=geo3k/cepo"),
         ("trainer.max_steps=3", "It is a setting; write cepo train config=FILE trainer.max_steps=3"),
-        ("sft", "Commands: train, quickstart, config, "),
+        ("sft", "TRL fine-tunes on worked responses: examples/sft_first"),
+        ("serve", "cepo merge --checkpoint CHECKPOINT --out FOLDER writes a model that vllm serve loads"),
+        ("webui", "Commands: train, quickstart, config, "),
     ],
 )
 def test_a_word_that_is_no_command_is_told_its_place(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2
     assert f"No such command '{word}'. {meant}" in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_a_library_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trl.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    assert main(["help", "data"]) == 2
+    assert (
+        f"{tmp_path / 'trl.py'} takes the place of the library trl; give the file another name"
+        in capsys.readouterr().err
+    )

@@ -106,6 +106,42 @@ class Narrow(GroupRelativeEstimator):
         raise NotImplementedError
 """
 
+_OPEN_METHOD = """\
+from cepo.algorithms import GroupRelativeEstimator, register_estimator
+
+@register_estimator("open")
+class Open(GroupRelativeEstimator):
+    class Config:
+        radius = 0.3
+
+    def signal(self, batch, *, step):
+        raise NotImplementedError
+"""
+
+_BUILT_METHOD = """\
+from cepo.algorithms import GroupRelativeEstimator, register_estimator
+
+@register_estimator("built")
+class Built(GroupRelativeEstimator):
+    def __init__(self, radius=0.2):
+        self.radius = radius
+
+    def signal(self, batch, *, step):
+        raise NotImplementedError
+"""
+
+_WEIGHTLESS_METHOD = """\
+from cepo.algorithms import AdvantageConfig, WeightedEstimator, register_estimator
+
+@register_estimator("weightless")
+class Weightless(WeightedEstimator):
+    class Config:
+        advantage: AdvantageConfig = AdvantageConfig()
+
+    def evidence(self, batch):
+        raise NotImplementedError
+"""
+
 _NAMELESS_METHOD = """\
 from cepo.algorithms import Estimator, register_estimator
 
@@ -141,6 +177,11 @@ def build_world(folder: Path, model: Path) -> list[str]:
     Image.new("RGB", (64, 64), (200, 30, 30)).save(folder / "good.png")
     good = {"images": ["good.png"], "problem": "<image>Find x.", "answer": "4"}
     faulty = {"absent": {"images": ["absent.png"]}, "mark": {"problem": "Find x."}, "answer": {"answer": " "}}
+    faulty |= {"bare": {"images": ["good"]}, "windows": {"images": ["photos\\good.png"]}, "sheet": {"answer": "#REF!"}}
+    faulty |= {
+        "foreign": {"problem": "<img>Find x."},
+        "pair": {"problem": "<image><image>Same?", "images": "a.png;b.png"},
+    }
     text = base64.b64encode((folder / "good.png").read_bytes()).decode()
     faulty |= {"address": {"images": ["https://example.org/a.png"]}, "base64": {"images": [text[:-8] + "*"]}}
     rows = {"good": [good] * 8} | {name: [good, good | change, good, good] for name, change in faulty.items()}
@@ -151,6 +192,7 @@ def build_world(folder: Path, model: Path) -> list[str]:
         "broken.yaml": "data:\n  train_files: [x\n",
         "empty.jsonl": "",
         "head.csv": "images,problem,answer\n",
+        "columns.json": json.dumps({"images": {"0": ["good.png"], "1": ["good.png"]}, "answer": {"0": "3", "1": "4"}}),
         "cut.parquet": "PAR1 and nothing more",
         "question.jinja": "{{ question }}",
         "reward.py": _REWARDS,
@@ -162,6 +204,9 @@ def build_world(folder: Path, model: Path) -> list[str]:
         "bare.py": _BARE_METHOD,
         "lacking.py": _LACKING_METHOD,
         "narrow.py": _NARROW_METHOD,
+        "open.py": _OPEN_METHOD,
+        "built.py": _BUILT_METHOD,
+        "weightless.py": _WEIGHTLESS_METHOD,
         "nameless.py": _NAMELESS_METHOD,
         "nameless_loss.py": _NAMELESS_LOSS,
         "function.py": _LOSS_FUNCTION,

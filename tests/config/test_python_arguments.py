@@ -58,6 +58,11 @@ def test_an_argument_of_another_type_is_refused_by_its_name(call: Any, message: 
         call()
 
 
+def test_an_unknown_argument_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(TypeError, match=r"cepo\.evaluate: got an unexpected .* 'greedy'; it takes checkpoint, data, "):
+        cepo.evaluate("a", greedy=True)  # type: ignore[call-arg]
+
+
 def test_a_file_named_as_on_a_command_line_is_found() -> None:
     assert cepo.load_config("config=microgeo/base").trainer.project_name == "cepo"
 

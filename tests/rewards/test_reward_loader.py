@@ -116,6 +116,10 @@ def test_a_bad_reward_setting_is_refused_with_the_accepted_ones(
         ("def main(samples:", ["SyntaxError: '(' was never closed (broken.py, line 1)"]),
         ("raise ValueError('no licence')", ["no licence"]),
         ("\nraise SystemExit(2)", ["line 2", "SystemExit: 2. It ends the program; put what only a script needs under if"]),
+        (
+            "class main:\n    def __call__(self, samples): return []",
+            ["main is a class; write a function that calls an instance of it"],
+        ),
         ("async def main(samples): return []", ["main is async; write a function that returns asyncio.run(...) of it"]),
     ],
 )  # fmt: skip

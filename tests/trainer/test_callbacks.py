@@ -29,6 +29,14 @@ class OfTransformers(Callback):
     def on_step_end(self) -> None: ...
 
 
+class FreelyNamed(Callback):
+    def record(self, step: int, metrics: object) -> None: ...
+
+
+class Narrow(Callback):
+    def after_record(self, metrics: object) -> None: ...  # type: ignore[override]
+
+
 def test_one_callback_is_told_to_be_a_list() -> None:
     with pytest.raises(ConfigError, match=r"write callbacks=\[Counting\(\)\]"):
         CallbackList(Counting())  # type: ignore[arg-type]
@@ -48,6 +56,11 @@ def test_callbacks_are_called_in_their_order() -> None:
         (print, "has a builtin_function_or_method; derive it from cepo.Callback"),
         (Misspelt(), "Misspelt.after_recrod is never called. Did you mean 'after_record'?"),
         (OfTransformers(), "OfTransformers.on_step_end is never called."),
+        (FreelyNamed(), "FreelyNamed has no function that is called. Known: after_sample"),
+        (
+            Narrow(),
+            r"Narrow.after_record: .* Write def after_record\(self, step, metrics\), as Callback.after_record has it",
+        ),
     ],
 )
 def test_what_would_never_be_called_is_refused(callback: object, message: str) -> None:
