@@ -315,7 +315,7 @@ RATIO = FAULTY_TOKENS.ratio
         ((RATIO, {}), "token_losses returned a tuple; return the loss of each token"),
         (None, "token_losses returned a NoneType"),
         (RATIO.detach(), "without a gradient, from which nothing is learnt"),
-        (FAULTY_TOKENS.log_probs.log(), "returned 6 losses that are not finite for finite log-probs and advantages"),
+        (FAULTY_TOKENS.log_probs.log(), "returned NaN for 6 tokens with finite log-probs and advantages"),
     ],
 )
 def test_a_loss_that_is_no_loss_of_each_token_is_refused(losses: Any, message: str) -> None:
