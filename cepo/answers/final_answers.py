@@ -68,9 +68,12 @@ _OPTION_BESIDE = re.compile(
     r"\(?(?P<letter>[A-J])\b(?!\s+(?:is|was|says|would)\b)"
 )
 """`(option C)` or `i.e. option C` behind the text of an option."""
+_LETTER = r"\(?[A-J]\)?"
 _OPTION_TOO = re.compile(
-    r"[\s,;(]*(?:(?:or|and|but|as\s+(?:is|are)|as\s+well\s+as|also|possibly|perhaps|maybe)\s+)*(?:(?:option|choice)\s+)?"
-    r"\(?(?P<letter>[A-J])\)?(?=\s*(?:[.,;)]|\Z)|\s+(?:too|because|since|as\s+well|(?:is|are)\s+(?:also|equally|right|correct|true))\b)"
+    rf"(?:,\s*(?={_LETTER}(?:,\s*{_LETTER})*(?:,?\s+(?:and|or)\s+{_LETTER})?\s*(?:,?\s*(?:because|since)\b|[.;)]|\Z))"
+    r"|[\s,;(]*(?:(?:or|but|as\s+(?:is|are)|as\s+well\s+as|also|possibly|perhaps|maybe)\s+)+)"
+    r"(?:(?:option|choice)\s+)?\(?(?P<letter>[A-J])\)?"
+    r"(?=\s*(?:[.,;)]|\Z)|\s+(?:and|or|too|because|since|as\s+well|(?:is|are)\s+(?:also|equally|right|correct|true))\b)"
 )
 """`, C, because` or `(or C)` or `, but C is also correct` behind an option."""
 _TAKEN_BACK = re.compile(
