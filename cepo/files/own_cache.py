@@ -40,8 +40,10 @@ def own_folder(place: Path) -> Path:
     write in it or put another folder in its place.
     """
     try:
-        private_folder(place)
-        fault = _fault_around(place)
+        fault = _fault_around(place)  # nothing is created in another user's folder
+        if not fault:
+            private_folder(place)
+            fault = _fault_around(place)
     except ForeignFileError as error:
         fault = f"it {error.fault}"
     except OSError as error:
@@ -59,7 +61,10 @@ def _fault_around(place: Path) -> str:
     user = os.getuid()
     absolute = Path(os.path.abspath(place))
     for parent in (*absolute.parents, *absolute.resolve().parents):
-        status = parent.lstat()
+        try:
+            status = parent.lstat()
+        except FileNotFoundError:  # it is created for this user
+            continue
         if status.st_uid not in (0, user):
             return f"{parent} belongs to the user {status.st_uid}"
         is_open = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_IWOTH

@@ -198,6 +198,7 @@ def test_a_folder_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytes
 def test_a_folder_below_one_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """He could put another folder in its place. `lstat` says that the user 4711 owns it, as no test can arrange."""
     place = tmp_path / "his" / "cache"
+    place.parent.mkdir()
     original = Path.lstat
 
     def lstat(path: Path) -> os.stat_result:
@@ -209,6 +210,7 @@ def test_a_folder_below_one_of_another_user_is_replaced(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "lstat", lstat)
     assert own_folder(place) != place
+    assert not place.exists()
 
 
 def test_parents_may_be_sticky_and_a_groups(tmp_path: Path) -> None:
