@@ -105,7 +105,7 @@ def test_what_stands_in_an_entrys_place_is_named_and_unharmed(
 
 
 @pytest.mark.parametrize("name", [KEY, f"{KEY}.lock"])
-def test_what_another_user_owns_is_named_and_neither_read_nor_emptied(
+def test_what_another_user_owns_is_named_and_not_emptied(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`lstat` says that the user 4711 owns the place, as only root can arrange."""
