@@ -47,7 +47,9 @@ _SLACK = 1 + 1e-9
 _APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
 _WORDS = re.compile(
     r"\\(?:cong|angle|sim|parallel|perp|triangle|begin)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}|[\u4e00-\u9fff]"
+    r"|\d\.\d+\.\d"
 )
+"""Signs of a text that is no algebra: words, relations of geometry, and numbers such as `3.2.10` of a section or a version."""
 _LETTERS_OF_A_WORD = re.compile(r"[A-Za-z][A-Za-z. ]*[A-Za-z][A-Za-z. ]*")
 _LENGTHS = [frozenset({("metre", power)}) for power in (1, 2, 3)]
 

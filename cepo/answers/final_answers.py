@@ -43,7 +43,21 @@ _NO_STATEMENT = re.compile(
     re.IGNORECASE,
 )
 """What follows the words where they state no answer: `I hope the answer is correct`."""
-_SUPPOSED = re.compile(r"\b(?:if|whether|suppose|supposing|assume|assuming)\s+(?:that\s+)?\Z", re.IGNORECASE)
+_SUPPOSED = re.compile(
+    r"(?:\b(?:if|whether|suppose|supposing|assume|assuming)"
+    r"|(?:\b(?:not|never|nobody|cannot|wrong|incorrect|false)|n't)(?:\s+(?:would|could|should|can|to|be|really|quite|the))*"
+    r"\s+(?:say|think|believe|claim|conclude|true|right|correct|case)"
+    r"|\b(?:some|many|others|people)\s+(?:(?:may|might|could|would)\s+)?(?:say|think|believe|argue|claim)"
+    r"|\b(?:you|one)\s+(?:may|might|could)\s+think"
+    r")\s+(?:that\s+)?\Z",
+    re.IGNORECASE,
+)
+"""The words before what is no statement of the response: a supposition, a denial, what others say."""
+_WHICH_IS_WRONG = re.compile(
+    r"(?:[^.;!?\n]|\.(?=\d)){1,80}?,?\s(?:which|and\s+(?:that|this|it))\s+(?:is|was|would\s+be)\s+"
+    r"(?:wrong|incorrect|false|not\s+(?:right|correct|true))\b",
+    re.IGNORECASE,
+)
 _SAID_TO_BE_WRONG = re.compile(
     r"(?:[^.;!?\n]|\.(?=\d)){1,80}[.;,!]\s+(?:however|but),?\s+(?:that|this|it)(?:\s+is|'s)\s+"
     r"(?:wrong|incorrect|not\s+(?:right|correct))\b",
@@ -54,6 +68,14 @@ _OPTION_BESIDE = re.compile(
     r"\(?(?P<letter>[A-J])\b(?!\s+(?:is|was|says|would)\b)"
 )
 """`(option C)` or `i.e. option C` behind the text of an option."""
+_LETTER = r"\(?[A-J]\)?"
+_OPTION_TOO = re.compile(
+    rf"(?:,\s*(?={_LETTER}(?:,\s*{_LETTER})*(?:,?\s+(?:and|or)\s+{_LETTER})?\s*(?:,?\s*(?:because|since)\b|[.;)]|\Z))"
+    r"|[\s,;(]*(?:(?:or|but|as\s+(?:is|are)|as\s+well\s+as|also|possibly|perhaps|maybe)\s+)+)"
+    r"(?:(?:option|choice)\s+)?\(?(?P<letter>[A-J])\)?"
+    r"(?=\s*(?:[.,;)]|\Z)|\s+(?:and|or|too|because|since|as\s+well|(?:is|are)\s+(?:also|equally|right|correct|true))\b)"
+)
+"""`, C, because` or `(or C)` or `, but C is also correct` behind an option."""
 _TAKEN_BACK = re.compile(
     r"(?:[.,;:!?…，。；！？\n]|\s[-–—])\s*(?:no|wait|sorry|oops|hmm+|actually|correction|不对|错了|等等|等一下|更正)\b"
     r"(?:[,.:!–—，。：！]|\s+(?:no|wait|sorry|actually)\b|(?=\s+(?:it|that|this)\b))+[^\S\n]*"
@@ -91,7 +113,7 @@ _END_OF_SENTENCE = re.compile(
     r"|,?\s+(?:because|since)\s|,\s+(?:which|as)\s|,\s+(?:with|at)\s+(?=[$€£¥]?\d)"
 )
 _MOST_ENDS = 8
-_LONGEST_SUPPOSITION = 20
+_LONGEST_SUPPOSITION = 60
 _EMPHASIS = re.compile(r"\*\*(?![\d(])|(?<![\d)])\*\*|__")
 _END_OF_BOLD = re.compile(
     r"\A(?P<stated>[^*\n]*[^*\s.:])\.?\*\*\s+"
@@ -102,13 +124,16 @@ _LETTERS_ALONE = re.compile(r"[\s*_]*\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*[\s.*_:]*
 _BOLD_LETTER = re.compile(r"(?:\*\*|\\textbf\{)\s*\(?[A-J]\)?\s*[.:]?\s*(?:\*\*|\})")
 _LETTER_BEFORE_ITS_TEXT = re.compile(r"\A\W*[A-J]\W+(?=\w)")
 _NUMBERED_LINE = re.compile(r"\s*\d[.)]\s")
-_YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE)
+_YES_NO_WORD = r"yes\b|no\b(?!\s+doubt\b)"
+_YES_NO = re.compile(rf"\b(?:{_YES_NO_WORD})", re.IGNORECASE)
 _BOTH = r"\s*(?:or|and|/)\s*"
 _YES_OR_NO = re.compile(
-    rf"\byes{_BOTH}no\b|\bno{_BOTH}yes\b|\b(?:not|cannot\s+be|can't\s+be|isn't)\s+(?:yes|no)\b", re.IGNORECASE
+    rf"\byes{_BOTH}no\b|\bno{_BOTH}yes\b|\b(?:not|cannot\s+be|can't\s+be|isn't)\s+(?:yes|no)\b"
+    r"|\b(?:otherwise|else),?\s+(?:yes|no)\s*(?:[.,;]|\Z)",
+    re.IGNORECASE,
 )
 _FIRST_WORD = re.compile(
-    r"[\s*_\"“(]*(?:(?:so|thus|therefore|hence|wait|actually)\s*,?\s+)?(?P<word>yes|no)\b(?P<end>\W*\Z|\s*[,;:–—])?",
+    rf"[\s*_\"“(]*(?:(?:so|thus|therefore|hence|wait|actually)\s*,?\s+)?(?P<word>{_YES_NO_WORD})(?P<end>\W*\Z|\s*[,;:–—])?",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"[^.!?\n]+")
@@ -188,7 +213,7 @@ def _stated_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]) -
         line, _, _ = behind.partition("\n")
         if _SAID_TO_BE_WRONG.match(line):
             return ""
-        is_denied = _NO_STATEMENT.match(line) is not None
+        is_denied = _NO_STATEMENT.match(line) is not None or _WHICH_IS_WRONG.match(line) is not None
         replacing = _replacing_answer(line if is_denied else behind, kind, choices, None if is_denied else line)
         if replacing is not None:
             return replacing
@@ -255,26 +280,35 @@ def _replacing_answer(text: str, kind: AnswerKind | None, choices: Sequence[str]
 
 def _without_prose(line: str, kind: AnswerKind | None, choices: Sequence[str]) -> str:
     """Returns the answer with which a line begins: a number, an option, or a sentence."""
-    if kind == "choice" and names_another_option(line, choices):
-        return line
     if kind in ("numeric", "choice"):
         ends = [match.start() for match in _END_OF_ANSWER.finditer(line)]
         beginnings = [line[:end].strip() for end in ends[:_MOST_ENDS]]
-        beginnings = [*beginnings, line] if kind == "numeric" else [line, *beginnings]
-        for beginning in beginnings:
-            if _is_quantity(beginning) if kind == "numeric" else chosen(beginning, choices):
-                return line if kind == "choice" and _has_other_option_beside(line, beginning, choices) else beginning
-        return line
+        if kind == "choice":
+            return _option(line, beginnings, choices)
+        return next(filter(_is_quantity, beginnings), line)
     if kind == "yes_no":
         return line
     sentence, *_ = _END_OF_SENTENCE.split(line, maxsplit=1)
     return sentence.strip() or line
 
 
-def _has_other_option_beside(line: str, answer: str, choices: Sequence[str]) -> bool:
-    """Returns whether a line goes on with the letter of another option, as in `4 (option C)` where 4 is B."""
-    beside = _OPTION_BESIDE.match(line[len(answer) :].strip())
-    return beside is not None and beside["letter"] not in chosen(answer, choices)
+def _option(line: str, beginnings: Sequence[str], choices: Sequence[str]) -> str:
+    """Returns the first beginning of a line that names all options that the line does; the line if there is none."""
+    if names_another_option(line, choices):
+        return line
+    for beginning in (line, *beginnings):
+        letters = chosen(beginning, choices)
+        behind = line[len(beginning) :]
+        if letters and _is_other_option(_OPTION_BESIDE.match(behind.strip()), letters):
+            return line
+        if letters and not _is_other_option(_OPTION_TOO.match(behind), letters):
+            return beginning
+    return line
+
+
+def _is_other_option(match: re.Match[str] | None, letters: frozenset[str]) -> bool:
+    """Returns whether what was found behind an answer is another option's letter, as in `4 (option C)` where 4 is B."""
+    return match is not None and match["letter"] not in letters
 
 
 def is_number(text: str) -> bool:

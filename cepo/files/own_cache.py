@@ -40,8 +40,10 @@ def own_folder(place: Path) -> Path:
     write in it or put another folder in its place.
     """
     try:
-        private_folder(place)
-        fault = _fault_around(place)
+        fault = _fault_around(place)  # nothing is created in another user's folder
+        if not fault:
+            private_folder(place)
+            fault = _fault_around(place)
     except ForeignFileError as error:
         fault = f"it {error.fault}"
     except OSError as error:
@@ -59,7 +61,10 @@ def _fault_around(place: Path) -> str:
     user = os.getuid()
     absolute = Path(os.path.abspath(place))
     for parent in (*absolute.parents, *absolute.resolve().parents):
-        status = parent.lstat()
+        try:
+            status = parent.lstat()
+        except FileNotFoundError:  # it is created for this user
+            continue
         if status.st_uid not in (0, user):
             return f"{parent} belongs to the user {status.st_uid}"
         is_open = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_IWOTH
@@ -111,12 +116,15 @@ def cached(kind: str, key: str) -> Generator[Path]:
     lock = parent / f"{key}.lock"
     with ExitStack() as stack:
         try:
+            _require_own(lock)
+            _require_own(parent / key)
             stack.enter_context(_locked(lock))
-        except OSError as error:  # filelock's `Timeout` too, and that of a file system without locks
+        # filelock's `Timeout` is an OSError, and so is that of a file system without locks
+        except (OSError, ForeignFileError) as error:
             logger.warning("%s is not used: %s. This run does the same work itself", lock, error)
             parent = Path(tempfile.mkdtemp(dir=_temporary_folder()))
         entry = parent / key
-        _remove_unless(entry, stat.S_ISDIR)
+        _remove_unless(entry, lambda status: stat.S_ISDIR(status.st_mode))
         is_complete = _is_as_sealed(entry)
         if not is_complete:
             shutil.rmtree(entry, ignore_errors=True)
@@ -133,7 +141,8 @@ def _locked(file: Path) -> Any:
     """Locks a file as soon as no other process has, or raises `OSError`; returns a context that frees it at its end."""
     from filelock import FileLock, Timeout  # which `cepo look` need not have
 
-    _remove_unless(file, stat.S_ISREG)
+    # Some releases of filelock truncate the file, which must therefore be no other one's second name.
+    _remove_unless(file, lambda status: stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
     lock = FileLock(file, mode=0o600)
     try:
         return lock.acquire(timeout=0)
@@ -142,10 +151,18 @@ def _locked(file: Path) -> Any:
         return lock.acquire(timeout=LONGEST_WAIT_SECONDS)
 
 
-def _remove_unless(place: Path, is_right: Callable[[int], bool]) -> None:
+def _require_own(place: Path) -> None:
+    """Raises `ForeignFileError` for what another user owns: it is neither believed nor removed."""
+    with suppress(FileNotFoundError):
+        owner = place.lstat().st_uid
+        if owner != os.getuid():
+            raise ForeignFileError(place, f"belongs to the user {owner}")
+
+
+def _remove_unless(place: Path, is_right: Callable[[os.stat_result], bool]) -> None:
     """Removes what is no file or folder of this module's, such as a link, which would lead it elsewhere."""
     with suppress(FileNotFoundError):
-        if not is_right(place.lstat().st_mode):
+        if not is_right(place.lstat()):
             logger.warning("%s is a link or of another kind than this program writes; it is removed", place)
             place.unlink()
 
@@ -204,8 +221,11 @@ def digest_of(file: BinaryIO) -> str:
 
 @cache
 def _remove_unused(parent: Path) -> None:
-    """Removes the entries that were not used for long, once in a process."""
+    """Removes this user's entries that were not used for long, once in a process."""
     oldest = time.time() - UNUSED_DAYS * 24 * 3600
     for entry in parent.iterdir():
-        if entry.is_dir() and entry.stat().st_mtime < oldest:
-            shutil.rmtree(entry, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process removes it at the same time
+            status = entry.lstat()
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if is_own and status.st_mtime < oldest:
+                shutil.rmtree(entry, ignore_errors=True)

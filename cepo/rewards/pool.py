@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
 from pathlib import Path
@@ -65,7 +65,11 @@ class WorkerProcess:
             self._connection.send({**setup, "sys_path": import_path})
 
     def asked(self, action: _Action, first: int, items: Sequence[object], seconds: float) -> tuple[str, Any]:
-        """Sends items, numbered from `first` on, and returns the reply; raises `RewardError` if one cannot be sent."""
+        """Sends items, numbered from `first` on, and returns the reply.
+
+        Raises `RewardError` if pickle cannot copy an item, `TimeoutError` if the process does not take them or is late, and
+        `EOFError` or `OSError` if it has ended.
+        """
         try:
             message = pickle.dumps((action, first, items), protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # whatever the object's own reduction raises
@@ -73,7 +77,8 @@ class WorkerProcess:
                 f"a sample from number {first} on cannot be sent to a reward worker: {error}. Reward inputs hold data that "
                 "pickle can copy."
             ) from error
-        self._connection.send_bytes(message)
+        with self._ended_after(seconds):
+            self._connection.send_bytes(message)
         return self.received(seconds)
 
     def received(self, seconds: float) -> tuple[str, Any]:
@@ -85,16 +90,23 @@ class WorkerProcess:
             seconds -= _LONGEST_LOOK_SECONDS
             if seconds <= 0:
                 raise TimeoutError
+        with self._ended_after(seconds):
+            return self._connection.recv()
+
+    @contextlib.contextmanager
+    def _ended_after(self, seconds: float) -> Generator[None]:
+        """Kills a process that stops within a message, which would block us for ever; `TimeoutError` is raised then."""
         is_late = threading.Event()
 
         def end() -> None:
             is_late.set()
-            self.process.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
-        timer = threading.Timer(max(seconds, 0.1), end)  # a worker that is stopped within a message must not block us
+        timer = threading.Timer(max(seconds, 0.1), end)
         timer.start()
         try:
-            return self._connection.recv()
+            yield
         except (EOFError, OSError) as error:
             if is_late.is_set():
                 raise TimeoutError from error

@@ -104,6 +104,39 @@ def test_what_stands_in_an_entrys_place_is_named_and_unharmed(
     assert (other / "mine").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", [KEY, f"{KEY}.lock"])
+def test_what_another_user_owns_is_named_and_not_emptied(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`lstat` says that the user 4711 owns the place, as only root can arrange."""
+    place = own_cache.cache_folder("rows") / name
+    place.mkdir()
+    (place / "mine").write_text("mine")
+    original = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        fields = list(original(path))
+        if path == place:
+            fields[4] = 4711
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    file = write("own")
+    assert file.read_text() == "own"
+    assert not file.is_relative_to(place.parent)
+    assert f"{place} belongs to the user 4711" in caplog.text
+    assert (place / "mine").read_text() == "mine"
+
+
+def test_a_lock_that_is_another_files_second_name_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lock = own_cache.cache_folder("rows") / f"{KEY}.lock"
+    (tmp_path / "mine").write_text("mine")
+    os.link(tmp_path / "mine", lock)
+    assert write("own").read_text() == "own"
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert str(lock) in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_a_link_or_pipe_within_an_entry_is_never_opened(kind: str, tmp_path: Path) -> None:
     file = write("own")
@@ -183,6 +216,7 @@ def test_a_folder_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytes
 def test_a_folder_below_one_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """He could put another folder in its place. `lstat` says that the user 4711 owns it, as no test can arrange."""
     place = tmp_path / "his" / "cache"
+    place.parent.mkdir()
     original = Path.lstat
 
     def lstat(path: Path) -> os.stat_result:
@@ -194,6 +228,7 @@ def test_a_folder_below_one_of_another_user_is_replaced(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "lstat", lstat)
     assert own_folder(place) != place
+    assert not place.exists()
 
 
 def test_parents_may_be_sticky_and_a_groups(tmp_path: Path) -> None:

@@ -149,6 +149,19 @@ def test_a_worker_that_stops_within_its_reply_costs_the_limit() -> None:
     assert "no score within 1 s" in outcome.first_failure.reason
 
 
+def test_a_stopped_worker_that_takes_no_samples_costs_the_limit(caplog: pytest.LogCaptureFixture) -> None:
+    """Ten megabytes, as samples with images have, are more than the connection holds: to send them waits for the worker."""
+    with _pool() as pool:
+        pool.score(_samples("good"))
+        (worker,) = pool._workers
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        outcome = pool.score(_samples("good", "better", image=b"x" * 5_000_000))
+        assert time.monotonic() - begin < 20
+    assert [score["overall"] for score in outcome.scores] == [4.0, 6.0]
+    assert f"{BATCH} took longer than worker.reward.timeout_seconds=1" in caplog.text
+
+
 def test_a_trial_tells_what_raises_from_what_returns_no_score(
     one_worker: RewardPool, caplog: pytest.LogCaptureFixture
 ) -> None:
