@@ -103,6 +103,7 @@ def _check(callback: object) -> None:
                 f"Known: {', '.join(_STAGES)}"
             )
     kind = type(callback)
-    if kind is not Callback and all(getattr(kind, name) is getattr(Callback, name) for name in _STAGES):
+    is_called = any(name in vars(callback) or getattr(kind, name) is not getattr(Callback, name) for name in _STAGES)
+    if kind is not Callback and not is_called:
         raise ConfigError(f"{kind.__name__} has no function that is called. Known: {', '.join(_STAGES)}")
     check_parameters(kind)

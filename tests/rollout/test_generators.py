@@ -112,7 +112,7 @@ def test_responses_are_counted_as_they_end(
     """As on a GPU: one request asks for all its samples, and ends with the last of them. They ended with it in the display."""
     monkeypatch.setattr(generator, "_draws_itself", False)
     often_ended = {"ignore_eos": True, "detokenize": False, "stop_token_ids": list(range(60))}
-    monkeypatch.setattr(generator, "_stopping", lambda settings: often_ended)
+    monkeypatch.setattr("cepo.rollout.vllm_engine.stopping", lambda end, ignore_eos: often_ended)
     reached: list[tuple[int, str]] = []
     monkeypatch.setattr(Progress, "reach", lambda self, done, detail="": reached.append((done, detail)))
     settings = SamplingSettings(num_samples=12, max_response_length=48)
