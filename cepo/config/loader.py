@@ -90,10 +90,13 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
 
 def _refuse_none(tree: Tree, origins: Origins) -> None:
     """Refuses Python's None, which YAML reads as a text, where a setting may be null."""
-    nullable = {setting.key for setting in all_settings() if setting.accepted == "text or null"}
     for key, value in leaves(tree):
-        if value == "None" and key in nullable:
+        if value == "None" and _may_be_null(key):
             raise origins.error(key, f"{key} is the text 'None'. Write {key}=null for no value.")
+
+
+def _may_be_null(key: str) -> bool:
+    return any(setting.key == key and setting.accepted == "text or null" for setting in all_settings())
 
 
 def _require_rank_of_lora(tree: Tree, origins: Origins) -> None:

@@ -71,12 +71,18 @@ def test_keys_filters_and_links_lead_to_a_rollout(browser: Browser, tmp_path: Pa
     assert opened.errors == []
 
 
-def test_hover_shows_the_numbers_of_trace_and_methods(browser: Browser, tmp_path: Path) -> None:
-    """Each method's, at three tokens of a wrong rollout; the run's own are the recorded ones."""
-    folder = run_with_metrics(tmp_path / "run", 1, [mixed_group(1, size=4)])
+def opened_with_all_methods(browser: Browser, folder: Path) -> Opened:
+    """The page at the fourth rollout of the first step, with the panels of all methods."""
     opened = Opened(browser, write_report(folder), anchor="#step=1&rollout=3")
     for box in opened.page.locator("#methods input").all():
         box.check()
+    return opened
+
+
+def test_hover_shows_the_numbers_of_trace_and_methods(browser: Browser, tmp_path: Path) -> None:
+    """Each method's, at three tokens of a wrong rollout; the run's own are the recorded ones."""
+    folder = run_with_metrics(tmp_path / "run", 1, [mixed_group(1, size=4)])
+    opened = opened_with_all_methods(browser, folder)
     step = step_credit(load_run(folder), list(read_rollouts(folder)))
     log_probs, *columns_of_methods = step["rollouts"][3]["columns"]
     assert len(step["methods"]) >= 5
@@ -108,9 +114,7 @@ NAMES_IN_TIPS = {
 def test_clip_rates_stand_at_the_two_methods_that_clip(browser: Browser, tmp_path: Path) -> None:
     """They are cepo and rlsd."""
     folder = run_with_metrics(tmp_path / "run", 1, [mixed_group(1, size=4)])
-    opened = Opened(browser, write_report(folder), anchor="#step=1&rollout=3")
-    for box in opened.page.locator("#methods input").all():
-        box.check()
+    opened = opened_with_all_methods(browser, folder)
     step = step_credit(load_run(folder), list(read_rollouts(folder)))
     expected: list[str] = []
     for rates in step["rollouts"][3]["clip_rates"]:
