@@ -30,6 +30,7 @@ from cepo.models.interface import (
     units_ending_inside,
 )
 from cepo.models.patch_mask import PatchMask, with_black_patches
+from cepo.models.without_waiting import to_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -268,8 +269,8 @@ class GridFamily(Family):
             for kind, grid in inputs.grids.items():
                 grids.append(grid)
                 kinds += [kind] * len(grid)
-        grid_thw = torch.cat(grids).to(device)  # (units, 3)
-        output = model.model.get_image_features(torch.cat(pixels).to(device), grid_thw, return_dict=True)
+        grid_thw = to_device(torch.cat(grids), device)  # (units, 3)
+        output = model.model.get_image_features(to_device(torch.cat(pixels), device), grid_thw, return_dict=True)
         levels = getattr(output, "deepstack_features", None) or ()  # only Qwen3-VL has them
         units: list[ImageFeatures] = []
         for kind, embeddings, *unit_levels in zip(kinds, output.pooler_output, *levels, strict=True):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from cepo.errors import DataError
 from cepo.files.trees import Tree
 from cepo.models.patch_mask import PatchMask, patch_size_of
+from cepo.models.without_waiting import to_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -416,7 +417,7 @@ class Family:
         """
         features: list[list[ImageFeatures]] = []
         for image_inputs in images:
-            inputs = {name: tensor.to(device) for name, tensor in image_inputs.tensors.items()}
+            inputs = {name: to_device(tensor, device) for name, tensor in image_inputs.tensors.items()}
             output = model.model.get_image_features(**inputs, return_dict=True)
             embeddings = output.pooler_output
             if not isinstance(embeddings, Tensor):  # images differ in their number of tokens

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from cepo.errors import EngineError
+from cepo.models.without_waiting import to_device
 
 if TYPE_CHECKING:
     from torch import nn
@@ -438,7 +439,7 @@ def packed_mask(layout: SegmentLayout, device: torch.device) -> PackedMask:
     tables: list[Tensor] = []
     for table in (partial, every, partial.mT, every.mT):
         tables += _listed(table)
-    on_device = [tensor.to(device) for tensor in (padded_ends.int(), *tables)]
+    on_device = [to_device(tensor, device) for tensor in (padded_ends.int(), *tables)]
     for tensor in on_device:
         for axis, size in enumerate(tensor.shape):
             if size > 1:

@@ -1,7 +1,8 @@
-"""Replaces what models of transformers compute by counting on the device, for which the host would have to wait.
+"""Lets the host queue a pass without waiting for the device: copies that do not block, and models that do not count.
 
-A mask as an index counts its entries before anything else can be queued, and so does a check of their number. The
-values are the same bits. Without gradient to the image features, as with a frozen vision tower, no wait is left.
+A mask as an index counts its entries before anything else can be queued, and so does a check of their number. What models
+of transformers compute in this way is replaced. The values are the same bits. Without gradient to the image features, as
+with a frozen vision tower, no wait is left.
 """
 
 from __future__ import annotations
@@ -11,6 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor of the host on the device.
+
+    A GPU copies it from page-locked memory while the host goes on. From other memory the host would wait for all work
+    that is queued before the copy. torch reuses the page-locked memory once the copy is done.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def use_masks_without_counting(model: Any) -> None:

@@ -18,6 +18,7 @@ from cepo.losses.importance import agreement_metrics
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
 from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
+from cepo.models.without_waiting import to_device
 from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
 from cepo.types import Distillation
 from cepo.workers.batching import RankPass
@@ -267,11 +268,11 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         if not part.indices:
             scores.log_probs.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
             return {}
-        mask = part_batch.response_mask.to(self.device)  # (B, T)
-        sampled_log_probs = part_batch.sampled_log_probs.to(self.device)
+        mask = to_device(part_batch.response_mask, self.device)  # (B, T)
+        sampled_log_probs = to_device(part_batch.sampled_log_probs, self.device)
         zeros = torch.zeros_like(sampled_log_probs)
         # Indices from the host's mask, because a device would have to count those of its own.
-        places = part_batch.response_mask.flatten().nonzero().squeeze(1).to(self.device)  # (N,)
+        places = to_device(part_batch.response_mask.flatten().nonzero().squeeze(1), self.device)  # (N,)
 
         def by_row(flat: Float[Tensor, " N"]) -> Float[Tensor, "B T"]:
             return zeros.flatten().index_copy(0, places, flat[: len(places)]).view_as(zeros)
@@ -281,7 +282,7 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
 
         loss, metrics = objective(
             log_probs,
-            self._terms(part_batch, sampled_log_probs, log_probs, token_weight=weights[part.indices]),
+            self._terms(part_batch, mask, sampled_log_probs, log_probs, token_weight=weights[part.indices]),
             self._objective,
             teacher_divergence=None if scores.divergence is None else by_row(scores.divergence),
             divergence_settings=None if distillation is None else distillation.divergence,
@@ -293,28 +294,35 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         return metrics
 
     def _terms(
-        self, batch: OptimizerBatch, sampled_log_probs: Tensor, log_probs: Tensor, *, token_weight: Tensor
+        self,
+        batch: OptimizerBatch,
+        mask: Tensor,
+        sampled_log_probs: Tensor,
+        log_probs: Tensor,
+        *,
+        token_weight: Tensor,
     ) -> ObjectiveTerms:
-        """Returns what the objective needs beside the `log_probs`, on their device.
+        """Returns what the objective needs beside the `log_probs`, on their device, where `mask` and
+        `sampled_log_probs` are already.
 
         For a batch without old log-probs, the policy before the update is the current one.
         """
 
         def on_device(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(self.device)
+            return None if tensor is None else to_device(tensor, self.device)
 
         old_log_probs = on_device(batch.old_log_probs)
         if old_log_probs is None:
             old_log_probs = log_probs.detach()
         divergence_weight: Tensor | None = None
         if batch.distillation is not None:
-            divergence_weight = batch.distillation.token_weight.to(self.device)
+            divergence_weight = to_device(batch.distillation.token_weight, self.device)
         return ObjectiveTerms(
             old_log_probs=old_log_probs,
             sampled_log_probs=sampled_log_probs,
-            advantages=batch.advantages.to(self.device),
-            response_mask=batch.response_mask.to(self.device),
-            weight=token_weight.to(self.device),
+            advantages=to_device(batch.advantages, self.device),
+            response_mask=mask,
+            weight=to_device(token_weight, self.device),
             reference_log_probs=on_device(batch.reference_log_probs),
             divergence_weight=divergence_weight,
         )

@@ -12,6 +12,7 @@ from cepo.data.batch import CriticBatch, ScoringRow
 from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
+from cepo.models.without_waiting import to_device
 from cepo.workers.batching import RankPass
 from cepo.workers.building import build_value_model
 from cepo.workers.pass_sizes import PassSizes
@@ -57,10 +58,10 @@ class Critic(TrainableModel[CriticConfig, ValueModel, CriticBatch]):
         if not part.indices:
             flat_values.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
             return {}
-        mask = batch.response_mask[part.indices].to(self.device)  # (B, T), like the three below
-        old_values = batch.old_values[part.indices].to(self.device)
-        returns = batch.returns[part.indices].to(self.device)
-        token_weight = weights[part.indices].to(self.device)
+        mask = to_device(batch.response_mask[part.indices], self.device)  # (B, T), like the three below
+        old_values = to_device(batch.old_values[part.indices], self.device)
+        returns = to_device(batch.returns[part.indices], self.device)
+        token_weight = to_device(weights[part.indices], self.device)
         values = torch.zeros_like(old_values).masked_scatter(mask, flat_values)
         clip = self._config.cliprange_value
         token_losses = value_loss(values, old_values, returns, clip)

@@ -28,6 +28,7 @@ from cepo.models.interface import ImageFeatures, ImageInputs, sequence_positions
 from cepo.models.pretrained import frozen_vision_parts, share_segments
 from cepo.models.processing import Processing
 from cepo.models.segments import SegmentLayout
+from cepo.models.without_waiting import to_device
 from cepo.types import DivergenceConfig
 from cepo.workers.batching import PrefixTree, Segment
 
@@ -102,10 +103,10 @@ def collate(
             image_order.extend((key, unit) for unit in units)
     targets = numpy.concatenate([row.response_ids for row in rows])
     return CollatedRows(
-        input_ids=input_ids.view(num_rows, length).to(device),
-        position_ids=position_ids.view(3, num_rows, length).to(device),
-        response_index=torch.cat(places.response_index).to(device),
-        targets=torch.from_numpy(targets).long().to(device),
+        input_ids=to_device(input_ids.view(num_rows, length), device),
+        position_ids=to_device(position_ids.view(3, num_rows, length), device),
+        response_index=to_device(torch.cat(places.response_index), device),
+        targets=to_device(torch.from_numpy(targets).long(), device),
         images=MappingProxyType(images),
         image_order=tuple(image_order),
         segments=places.layout,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import traceback
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -36,11 +39,13 @@ class ProcessorBehind(TorchDispatchMode):
 
     Attributes:
         operations: number of operations with CUDA tensors.
+        waits: number of operations that the host of a card would wait for, by operation and by the function that asked.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations = 0
+        self.waits: Counter[str] = Counter()
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._checked: set[object] = set()
 
@@ -61,6 +66,8 @@ class ProcessorBehind(TorchDispatchMode):
         ):
             return func(*args, **kwargs)
         self.operations += 1
+        if is_waited_for(func, args, kwargs):
+            self.waits[f"{func.__name__.partition('.')[0]} in {asking_function()}"] += 1
         place = device if device is not None else cuda
         if func.namespace == "c10d":
             return self._communicated(func, args, kwargs, place)
@@ -125,6 +132,46 @@ class ProcessorBehind(TorchDispatchMode):
         host_args = tree_map(to_host, args)
         host_kwargs = tree_map(to_host, kwargs)
         return tree_map(back, compute(*host_args, **host_kwargs))
+
+
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "bincount"}
+"""Operations whose result, or whose result's size, the host reads from the card."""
+
+
+def is_waited_for(func: Any, args: Any, kwargs: Any) -> bool:
+    """Returns whether the host waits: for values that it reads, a mask's number of entries, or a copy between the two memories.
+
+    Only a copy that is asked not to block, and whose host memory is page-locked, is not waited for.
+    """
+    name = func.__name__.partition(".")[0]
+    if name in READS:
+        return args[0].is_cuda
+    if name.startswith("index") and isinstance(args[1], (list, tuple)):
+        return any(index is not None and index.is_cuda and index.dtype == torch.bool for index in args[1])
+    if name == "_to_copy":
+        source, device = args[0], kwargs.get("device")
+        goes_to_card = source.is_cuda if device is None else torch.device(device).type == "cuda"
+        return source.is_cuda != goes_to_card and _blocks(source, kwargs.get("non_blocking", False))
+    if name == "copy_":
+        target, source = args[:2]
+        non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+        host_tensor = target if source.is_cuda else source
+        return source.is_cuda != target.is_cuda and _blocks(host_tensor, non_blocking)
+    return False
+
+
+def _blocks(source: Tensor, non_blocking: bool) -> bool:
+    return not (non_blocking and (source.is_cuda or source.is_pinned()))
+
+
+def asking_function() -> str:
+    """Returns the name of the innermost function of cepo or transformers on the stack."""
+    names = ["the backward pass"]
+    for frame in traceback.extract_stack():
+        in_model = "/cepo/" in frame.filename or "/transformers/" in frame.filename
+        if in_model and not frame.name.startswith("<"):  # not a comprehension
+            names.append(f"{Path(frame.filename).stem}.{frame.name}")
+    return names[-1]
 
 
 def described(value: Any) -> object:

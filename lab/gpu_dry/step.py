@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lab.gpu_dry.cards import report
+from lab.gpu_dry.memory import critic_batch
 from lab.gpu_dry.processor_behind import ProcessorBehind
 from lab.support.machine import ROOT
 from testing.attention import attend_by_formula_to_mask
@@ -147,8 +148,11 @@ def build(case: Case, folder: Path, rows: Sequence[ScoringRow]) -> Any:
     )
 
 
-def run(name: str) -> dict[str, Any]:
-    """Takes two steps as the trainer does, with every kind of pass, and returns what they found."""
+def run(name: str, behind: ProcessorBehind | None = None) -> dict[str, Any]:
+    """Takes two steps as the trainer does, with every kind of pass, and returns what they found.
+
+    `behind` counts what one more pass of an update waits for.
+    """
     case = CASES[name]
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_model(case, Path(scratch) / "model")
@@ -165,7 +169,22 @@ def run(name: str) -> dict[str, Any]:
             take_step(model, own, teacher, STEPS, outcome)
             take_step(restored, own, teacher, STEPS, resumed)
             outcome["continues"] = outcome["values"][-1] == resumed["values"][-1]
+        if behind is not None:
+            batch = critic_batch(own) if case.trains_critic else optimizer_batch(own)
+            take_pass(model, batch)  # image features are kept from here on
+            behind.waits.clear()
+            take_pass(model, batch)
+            outcome["waits"] = dict(behind.waits)
         return outcome
+
+
+def take_pass(model: Any, batch: Any) -> None:
+    """Computes the gradient of one pass of all rows, whose image features are kept."""
+    from cepo.losses.aggregation import token_weights
+
+    (part,) = model.passes.cut(batch.rows, len(batch.rows))
+    weights = token_weights(batch.response_mask, "token", batch.denominators)
+    model._accumulate_gradient(batch, weights, part)
 
 
 def actor_step(
@@ -199,8 +218,6 @@ def actor_step(
 
 def critic_step(critic: Any, own: list[ScoringRow], _: list[ScoringRow], step: int, outcome: dict[str, Any]) -> None:
     """Computes values and updates."""
-    from lab.gpu_dry.memory import critic_batch
-
     values = critic.values(own)
     metrics = critic.update([critic_batch(own)], step=step)
     critic.forget_gradients()
@@ -254,7 +271,7 @@ def on_hollow_gpu(case: str) -> tuple[dict[str, Any], int]:
         behind = stack.enter_context(ProcessorBehind())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         assert mixtures_are_refused(), "a sum of tensors on two devices was not refused"
-        return run(case), behind.operations
+        return run(case, behind), behind.operations
 
 
 def on_processor(case: str) -> dict[str, Any]:
@@ -277,10 +294,11 @@ def main(case: str) -> None:
     resumed = ""
     if CASES[case].resumes:
         resumed = f"; {outcome['restored']} tensors restored with the same bits, and the next step is the same"
+    waits = ", ".join(f"{number} {operation}" for operation, number in sorted(outcome["waits"].items()))
     report(
         ok=gap <= limit and outcome["packed"] == expected["packed"] and outcome.get("continues", True),
         found=f"{operations:,} operations, none mixes devices; {what} differ from the processor's by {gap:.0e}"
-        f"{' nats' * (what == 'log-probs')}{resumed}",
+        f"{' nats' * (what == 'log-probs')}{resumed}; waits of an update's pass: {waits or 'none'}",
     )
 
 

@@ -17,6 +17,7 @@ from actors import build_actor, parameters_of
 from PIL import Image
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cepo import metrics
@@ -85,6 +86,35 @@ def test_a_pass_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     use_masks_without_counting(actor.module.base)  # as on a card
     monkeypatch.setattr(metrics, "_number", lambda value: value)  # as for tensors on a card
     assert pass_of(actor, folder).found == {"nonzero in _accumulate_gradient": 1}
+
+
+class Copies(TorchFunctionMode):
+    """The functions of cepo that ask for a tensor on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asking: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        names_device = any(isinstance(argument, torch.device) for argument in (*args, *kwargs.values()))
+        caller = traceback.extract_stack(limit=2)[0]
+        if func is Tensor.to and names_device and "/cepo/" in caller.filename:
+            self.asking[caller.name] += 1
+        return func(*args, **kwargs)
+
+
+def test_a_pass_copies_only_by_the_function_that_does_not_wait(tmp_path: Path) -> None:
+    folder = write_checkpoint(MICRO, tmp_path / "model", dtype="float32")
+    actor = build_actor(folder, model__lora__rank=4, model__freeze_vision_tower="true")
+    rows, _ = build_rows(MICRO, Processing(str(folder)), groups=2, group_size=2, contexts=2, prompt=MICRO.prompt_tokens)
+    batch = optimizer_batch(rows)
+    actor.update([batch], step=0)
+    weights = token_weights(batch.response_mask, "token", batch.denominators)
+    (part,) = actor.passes.cut(rows, 99)
+    with Copies() as copies:
+        actor._accumulate_gradient(batch, weights, part)
+    assert copies.asking == {"to_device": 9}, "of the collated rows four, of what the loss reads five"
 
 
 class Operations(TorchDispatchMode):
