@@ -432,9 +432,11 @@ class Batcher:
         return passes
 
     def _largest(self, values: list[int]) -> list[int]:
+        """Returns the largest of all ranks' values, entry by entry."""
+        if not values or dist.get_world_size() == 1:
+            return values  # without a wait for the device
         tensor = torch.tensor(values, dtype=torch.long, device=self._device)
-        if values:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor.tolist()
 
 

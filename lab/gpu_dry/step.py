@@ -132,6 +132,7 @@ def build(case: Case, folder: Path, rows: Sequence[ScoringRow]) -> Any:
     fixed = {"model.enable_gradient_checkpointing": "true", "model.compile_layers": "false"}
     settings = {"model.model_path": folder, **fixed, **case.settings}
     arguments = [f"worker.actor.{name}={value}" for name, value in settings.items()]
+    arguments += [f"worker.critic.{name}={value}" for name, value in fixed.items()]
     config = load_config([f"config={ROOT / 'configs' / 'microgeo' / 'base.yaml'}", *arguments])
     processing = Processing(str(folder))
     common: Any = {"total_steps": 2 * STEPS, "seed": 1, "longest_row": max(row.num_tokens for row in rows)}
@@ -195,7 +196,8 @@ def actor_step(
     from cepo.rollout.generator import FullWeights
     from cepo.types import Distillation, DivergenceConfig
 
-    scored = actor.score(own) + actor.score_teacher(teacher, keep=Kept(VIEW))
+    score_teacher = actor.score_teacher if actor.has_own_teacher else actor.score
+    scored = actor.score(own) + score_teacher(teacher, keep=Kept(VIEW))
     scored += actor.score_initial(own) + actor.entropies(own)
     batch = optimizer_batch(own)
     mask = batch.response_mask
