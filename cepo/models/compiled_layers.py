@@ -76,6 +76,16 @@ def _on_blocks(
     return forward(layer, blocks.flatten(1, 2), *args, **kwargs)
 
 
+def reason_of(error: Exception) -> str:
+    """Returns the compiler's explanation of what it refuses; without one, the first line of its message."""
+    lines = str(error).strip().splitlines()
+    for line in lines:
+        label, _, explanation = line.strip().partition("Explanation: ")
+        if label == "" and explanation:
+            return explanation
+    return lines[0] if lines else type(error).__name__
+
+
 class CompiledLayer:
     """Stands for a layer's `forward`.
 
@@ -97,11 +107,7 @@ class CompiledLayer:
                 result = self._by_graph(hidden, args, segments, kwargs)
             except (TorchDynamoException, InductorError) as error:
                 self._kind.refused = True
-                logger.warning(
-                    "%s is not compiled, and computes as it is: %s",
-                    self._kind.name,
-                    str(error).strip().partition("\n")[0],
-                )
+                logger.warning("%s is not compiled, and computes as it is: %s", self._kind.name, reason_of(error))
             else:
                 self._is_compiled = True
                 return result
