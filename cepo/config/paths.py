@@ -71,6 +71,20 @@ def shipped_name(path: str) -> str:
     return path
 
 
+def portable(names: str) -> str:
+    """Returns a setting's text with shipped files, also in `file.py:function` or between commas, under their `shipped_name`.
+
+    A record with such names holds in any checkout and on any machine.
+    """
+    portable_names: list[str] = []
+    for name in names.split(","):
+        file, colon, function = name.rpartition(":")
+        if not file.endswith(".py"):
+            file, colon, function = name, "", ""
+        portable_names.append(shipped_name(file) + colon + function)
+    return ",".join(portable_names)
+
+
 File = Annotated[str, AfterValidator(located)]
 """A setting that names a file or a folder, made absolute if only the package has it."""
 

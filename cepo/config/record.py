@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from cepo.algorithms.registry import METHODS
+from cepo.config.paths import portable
 from cepo.config.schema import RunConfig, RunSettings
 from cepo.files.secrets import without_secrets
 from cepo.files.trees import Tree, is_dict, is_mapping, leaves, with_texts
@@ -43,7 +44,8 @@ def dump_config(config: RunConfig) -> str:
 def record_tree(config: RunConfig) -> Tree:
     """Returns the settings of a run for records that others may read, without those that its method does not read.
 
-    Values from the environment remain references, and secret settings (`api_key`, `token`, ...) are masked.
+    Values from the environment remain references, secret settings (`api_key`, `token`, ...) are masked, and shipped files
+    have names that hold in any checkout.
     """
     tree = plain_tree(config)
     settings_of_method = config.methods[config.algorithm.adv_estimator]
@@ -52,6 +54,7 @@ def record_tree(config: RunConfig) -> Tree:
     for name, value in settings_of_method.items():
         if name in METHODS.shared:
             tree["algorithm"][name] = value
+    tree = with_texts(tree, portable)
     return _with_references(without_secrets(_escaped(tree)), config.from_environment)
 
 

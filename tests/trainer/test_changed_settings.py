@@ -10,7 +10,7 @@ import pytest
 
 from cepo.config import load_config
 from cepo.config.paths import PACKAGE_FOLDER, shipped_name
-from cepo.config.record import decisive_settings
+from cepo.config.record import decisive_settings, dump_for_record
 from cepo.run_folder.layout import STATE_FILE
 from cepo.trainer.checkpoints import CheckpointStore
 
@@ -37,6 +37,19 @@ def test_the_same_command_from_another_folder_changes_nothing(tmp_path: Path, mo
     assert changes(tmp_path / "global_step_1", here) == []
     monkeypatch.chdir(PACKAGE_FOLDER.parent)
     assert changes(tmp_path / "global_step_1", there) == []
+
+
+def test_a_record_names_shipped_files_without_their_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a run goes on in another checkout, or on another machine."""
+    monkeypatch.chdir(tmp_path)
+    plugin = "examples/custom_method/my_method.py"
+    config = load_config([*SETTINGS, f"trainer.plugins=[{plugin}]"])
+    assert config.trainer.plugins == [str(PACKAGE_FOLDER.parent / plugin)]
+    record = dump_for_record(config)
+    assert f"- {plugin}" in record
+    assert "cepo/rewards/math.py:compute_score" in record
+    assert str(PACKAGE_FOLDER.parent) not in record
+    assert decisive_settings(config)[REWARD] == "cepo/rewards/math.py:compute_score"
 
 
 def test_two_functions_are_compared_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
