@@ -76,24 +76,24 @@ def test_floor_1_or_lambda_0_is_grpo_and_reads_no_teacher(
 
 def test_a_rollout_without_a_reference_is_grpos() -> None:
     batch = batch_of()
-    shown = torch.tensor([False, True] * 6)
+    is_shown = torch.tensor([False, True] * 6)
     views: dict[str, Tensor] = {}
     for view, values in batch.teacher_log_probs.items():
-        views[view] = values.where(shown.unsqueeze(1), batch.old_log_probs)
-    has_reference = {"correct": shown, "wrong": shown.clone()}
+        views[view] = values.where(is_shown.unsqueeze(1), batch.old_log_probs)
+    has_reference = {"correct": is_shown, "wrong": is_shown.clone()}
     partly = dataclasses.replace(batch, teacher_log_probs=views, has_reference=has_reference)
     plain = advantages_of("grpo", batch)
     gated = advantages_of("contrast_gate", partly)
-    assert same_bits(gated[~shown], plain[~shown])
-    assert not torch.equal(gated[shown], plain[shown])
+    assert same_bits(gated[~is_shown], plain[~is_shown])
+    assert not torch.equal(gated[is_shown], plain[is_shown])
 
 
 def test_by_default_a_group_without_a_wrong_reference_is_grpos() -> None:
     """As `negative.fallback: neutral` has it; `student` contrasts the right answer with the student."""
-    shown = {"correct": torch.tensor([True, True]), "wrong": torch.tensor([True, False])}
-    kept = build_estimator("contrast_gate").settled(shown)
-    assert kept["correct"].tolist() == [True, False]
-    one_sided = build_estimator("contrast_gate", {"negative": {"fallback": "student"}}).settled(shown)
+    can_be_shown = {"correct": torch.tensor([True, True]), "wrong": torch.tensor([True, False])}
+    neutral = build_estimator("contrast_gate").settled(can_be_shown)
+    assert neutral["correct"].tolist() == [True, False]
+    one_sided = build_estimator("contrast_gate", {"negative": {"fallback": "student"}}).settled(can_be_shown)
     assert one_sided["correct"].tolist() == [True, True]
 
 
