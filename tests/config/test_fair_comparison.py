@@ -43,9 +43,9 @@ def test_a_users_own_file_is_compared_with_its_base(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("worker: {rollout: {n: 4}}\n", encoding="utf-8")
     whole.write_text(settings, encoding="utf-8")
     file.write_text(f"base: base.yaml\n{settings}", encoding="utf-8")
-    needed = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
-    assert notes_of(f"config={whole}", *needed) == []
-    (note,) = notes_of(f"config={file}", *needed)
+    data_and_model = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
+    assert notes_of(f"config={whole}", *data_and_model) == []
+    (note,) = notes_of(f"config={file}", *data_and_model)
     assert "worker.rollout.n=16 (else 4)" in note
 
 

@@ -152,15 +152,17 @@ CASES: dict[type[CepoError], tuple[Callable[[Path], object], list[str]]] = {
 
 def classes_in_the_code() -> set[type[BaseException]]:
     """Every class of the package that derives, directly or not, from an exception."""
-    found: set[type[BaseException]] = set()
+    error_classes: set[type[BaseException]] = set()
     for file in sorted(PACKAGE.rglob("*.py")):
         if re.search(r"^class \w+\(.*(Error|Exception|Interrupt)\b", file.read_text("utf-8"), re.MULTILINE):
             module = importlib.import_module(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
-            own = [
-                each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__
+            defined_classes = [
+                value
+                for value in vars(module).values()
+                if isinstance(value, type) and value.__module__ == module.__name__
             ]
-            found |= {each for each in own if issubclass(each, BaseException)}
-    return found
+            error_classes |= {value for value in defined_classes if issubclass(value, BaseException)}
+    return error_classes
 
 
 def test_every_error_class_of_the_code_has_a_case() -> None:

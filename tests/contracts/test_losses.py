@@ -192,10 +192,10 @@ def test_metrics_merge_to_those_of_the_whole_step(name: str) -> None:
 @every_loss
 def test_no_input_is_changed_and_two_calls_agree(name: str) -> None:
     loss, tokens = built(name), make_tokens()
-    before = {field.name: getattr(tokens, field.name).clone() for field in dataclasses.fields(tokens)}
+    copies = {field.name: getattr(tokens, field.name).clone() for field in dataclasses.fields(tokens)}
     first, second = loss.token_losses(tokens), loss.token_losses(tokens)
     assert same_bits(first, second)
-    for key, tensor in before.items():
+    for key, tensor in copies.items():
         assert torch.equal(getattr(tokens, key), tensor), key
 
 

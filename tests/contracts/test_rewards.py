@@ -27,7 +27,7 @@ def test_all_shipped_rewards_that_read_text_alone_are_tested() -> None:
 
 
 def test_a_shipped_reward_tells_right_from_wrong_by_the_sample(shipped: LoadedReward) -> None:
-    before = [dict(sample) for sample in SAMPLES]
+    copies = [dict(sample) for sample in SAMPLES]
     scores = shipped.score(SAMPLES)
     assert len(scores) == len(SAMPLES) == 6
     (fields,) = {frozenset(score) for score in scores}
@@ -37,7 +37,7 @@ def test_a_shipped_reward_tells_right_from_wrong_by_the_sample(shipped: LoadedRe
     assert scores == shipped.score([sample | {"id": 8, "family": "angle"} for sample in SAMPLES])
     assert scores == [shipped.score([sample])[0] for sample in SAMPLES]
     assert shipped.score([]) == []
-    assert before == SAMPLES
+    assert copies == SAMPLES
 
 
 @pytest.mark.parametrize("spec", SHIPPED)
