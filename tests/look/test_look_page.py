@@ -200,9 +200,9 @@ def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
         assert [believed[0][0], believed[1][0]] == pytest.approx([0.375, 0.625]), "(1 + 1/2) / 4 and (2 + 1/2) / 4"
         assert believed[0][1] > 0.5, "after the count of sides"
         assert believed[1][-1] < believed[1][0]
-    clearest, others = contrast_sections(scored)
+    clearest, further_groups = contrast_sections(scored)
     assert "“5”" in clearest.notes[0]
-    assert len(others.responses) == 8
+    assert len(further_groups.responses) == 8
     assert "nats of a right response" in gauge(scored)
 
 

@@ -137,11 +137,11 @@ def test_a_layout_is_filled_by_one_segment_that_nobody_sees() -> None:
     filled = layout.filled_to(128)
     assert filled.num_tokens % 128 == 0
     assert 0 < filled.num_tokens - layout.num_tokens < 128
-    before = whole_mask(layout)
-    after = whole_mask(filled)
-    assert torch.equal(after[: layout.num_tokens, : layout.num_tokens], before)
-    assert not after[layout.num_tokens :, : layout.num_tokens].any()
-    assert bool(after.diagonal().all())
+    mask = whole_mask(layout)
+    filled_mask = whole_mask(filled)
+    assert torch.equal(filled_mask[: layout.num_tokens, : layout.num_tokens], mask)
+    assert not filled_mask[layout.num_tokens :, : layout.num_tokens].any()
+    assert bool(filled_mask.diagonal().all())
     assert filled.filled_to(128) is filled
 
 

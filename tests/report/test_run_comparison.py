@@ -24,10 +24,10 @@ def method_run(
     folder: Path, estimator: str, seed: int, accuracies: Sequence[float], extra: str = "", seconds: float = 2.0
 ) -> Path:
     """A run with a validation every 10 steps from step 0 on, and a step of `seconds` before each but the first."""
-    own = f"algorithm:\n  adv_estimator: {estimator}\ntrainer:\n  seed: {seed}\n  experiment_name: {folder.name}\n"
+    config = f"algorithm:\n  adv_estimator: {estimator}\ntrainer:\n  seed: {seed}\n  experiment_name: {folder.name}\n"
     timed = {False: {}, True: {"timing_s/step": seconds}}
     rows = [(step, values | timed[step > 0]) for step, values in validated(*accuracies, every=10)]
-    return write_run(folder, rows, config=own + extra)
+    return write_run(folder, rows, config=config + extra)
 
 
 def figure(mean: float, error: float | None = None) -> Cell:
@@ -77,7 +77,9 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
 
 def test_a_single_pair_has_the_error_of_independent_samples(tmp_path: Path) -> None:
     """Of 100 samples 40 and 50 are right: Wilson's errors are 4.876 and 4.975 points, and hypot(4.876, 4.975) is 6.966."""
-    folders = [method_run(tmp_path / name, name, 0, (0.3, after)) for name, after in (("grpo", 0.4), ("cepo", 0.5))]
+    folders = [
+        method_run(tmp_path / name, name, 0, (0.3, accuracy)) for name, accuracy in (("grpo", 0.4), ("cepo", 0.5))
+    ]
     (_, difference) = cells(folders, "difference")
     assert difference == figure(10.0, 100 * math.sqrt((0.24 + 0.25) / 100 + 2 / 200**2) / 1.01)
 
@@ -108,7 +110,9 @@ def test_the_verdict_of_paired_seeds_has_students_interval(tmp_path: Path) -> No
 
 def test_a_verdict_over_single_runs_says_what_it_leaves_out(tmp_path: Path) -> None:
     """Wilson's errors of 4.876 and 4.975 points: 1.96 hypot(4.876, 4.975) = 13.7. Without counts no error is known."""
-    folders = [method_run(tmp_path / name, name, 0, (0.3, after)) for name, after in (("grpo", 0.4), ("cepo", 0.5))]
+    folders = [
+        method_run(tmp_path / name, name, 0, (0.3, accuracy)) for name, accuracy in (("grpo", 0.4), ("cepo", 0.5))
+    ]
     comparison = compare_runs(folders)
     assert comparison.headline.startswith(
         "cepo and grpo cannot be told apart: +10.0 points (95 % interval -3.7 to +23.7)"
@@ -186,8 +190,8 @@ def test_only_what_can_change_training_tells_runs_apart(tmp_path: Path) -> None:
     comparison = compare_runs(folders)
     assert comparison.differing == {}
     assert [setting.label for setting in comparison.settings] == ["cepo"]
-    other = method_run(tmp_path / "c", "cepo", 2, (0.3, 0.4), paths.format("/home/mine", "models/large"))
-    assert list(compare_runs([*folders, other]).differing) == ["worker.actor.model.model_path"]
+    with_another_model = method_run(tmp_path / "c", "cepo", 2, (0.3, 0.4), paths.format("/home/mine", "models/large"))
+    assert list(compare_runs([*folders, with_another_model]).differing) == ["worker.actor.model.model_path"]
 
 
 def test_one_data_set_in_two_folders_is_one_setting(tmp_path: Path) -> None:
@@ -208,12 +212,12 @@ def test_runs_that_differ_much_are_numbered_and_fit_80_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two cepo runs; the settings of grpo's own section do not count as differences from cepo."""
-    more = "data:\n  max_response_length: {}\nworker:\n  actor:\n    optim:\n      lr: {}\n"
-    own = "algorithm:\n  adv_estimator: grpo\n  grpo:\n    ddof: 1\n"
+    of_data_and_rate = "data:\n  max_response_length: {}\nworker:\n  actor:\n    optim:\n      lr: {}\n"
+    of_grpo = "algorithm:\n  adv_estimator: grpo\n  grpo:\n    ddof: 1\n"
     folders = [
-        method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4), more.format(64, 0.1)),
-        method_run(tmp_path / "b", "cepo", 1, (0.3, 0.4), more.format(32, 0.2)),
-        write_run(tmp_path / "c", validated(0.0), config=own + more.format(32, 0.2)),
+        method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4), of_data_and_rate.format(64, 0.1)),
+        method_run(tmp_path / "b", "cepo", 1, (0.3, 0.4), of_data_and_rate.format(32, 0.2)),
+        write_run(tmp_path / "c", validated(0.0), config=of_grpo + of_data_and_rate.format(32, 0.2)),
     ]
     comparison = compare_runs(folders)
     assert [setting.label for setting in comparison.settings] == ["cepo (1)", "cepo (2)", "grpo"]
@@ -291,12 +295,12 @@ def test_the_table_reads_alike_in_all_its_forms(tmp_path: Path) -> None:
     table = compare_runs(folders).table()
     for ending in ("md", "tex", "json"):
         write_table(table, tmp_path / f"table.{ending}")
-    read = {path.suffix: path.read_text("utf-8") for path in tmp_path.glob("table.*")}
-    assert r"| cepo, train\_files=a\|b\_50%\* | 1 | 10 |" in read[".md"]
-    assert r"cepo, train\_files=a|b\_50\%* & 1 & 10 & 30.00$_{\pm4.56}$ & 40.00$_{\pm4.88}$ &" in read[".tex"]
-    assert r"\textbf{50.00}$_{\pm4.98}$" in read[".tex"]
-    assert read[".tex"].count(r"\begin{tabular}") == read[".tex"].count(r"\end{tabular}") == 1
-    exact = json.loads(read[".json"])
+    texts = {path.suffix: path.read_text("utf-8") for path in tmp_path.glob("table.*")}
+    assert r"| cepo, train\_files=a\|b\_50%\* | 1 | 10 |" in texts[".md"]
+    assert r"cepo, train\_files=a|b\_50\%* & 1 & 10 & 30.00$_{\pm4.56}$ & 40.00$_{\pm4.88}$ &" in texts[".tex"]
+    assert r"\textbf{50.00}$_{\pm4.98}$" in texts[".tex"]
+    assert texts[".tex"].count(r"\begin{tabular}") == texts[".tex"].count(r"\end{tabular}") == 1
+    exact = json.loads(texts[".json"])
     assert exact["rows"][1]["difference"]["mean"] == pytest.approx(10.0)
 
 
