@@ -242,11 +242,11 @@ def test_an_idle_worker_that_was_ended_from_outside_is_replaced(one_worker: Rewa
 
 
 def test_a_call_that_is_interrupted_leaves_a_pool_that_works(one_worker: RewardPool) -> None:
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    handler_before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     with pytest.raises(KeyboardInterrupt):
         one_worker.score(_samples("sleep"))
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGALRM, handler_before)
     assert one_worker.score(_samples("good")).scores == [{"overall": 4.0, "bonus": 1.0}]
 
 
