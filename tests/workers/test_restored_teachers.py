@@ -43,8 +43,8 @@ def test_a_teachers_weights_come_back_as_they_were_saved(source: str, tmp_path: 
     actor.teacher_weights.after_update(0)
     moved(actor, 2)
     saved = copies_of(actor)
-    for others in (initial, parameters_of(actor)):
-        assert not any(torch.equal(saved[name], others[name]) for name in saved)
+    for different_weights in (initial, parameters_of(actor)):
+        assert not any(torch.equal(saved[name], different_weights[name]) for name in saved)
     save_state(actor, tmp_path / "actor")
     restored = build_actor(folder, teacher=teacher, **settings)
     load_state(restored, tmp_path / "actor")

@@ -142,9 +142,9 @@ def test_damaged_and_hostile_files_are_one_message(tmp_path: Path, game: str) ->
 )
 def test_tensors_of_another_model_are_refused(tmp_path: Path, change: dict[str, Tensor | None], words: str) -> None:
     """Also where the checkpoint has more, because a part of a model would keep its own weights."""
-    own = {name: tensor for name, tensor in (state() | change).items() if tensor is not None}
+    model_tensors = {name: tensor for name, tensor in (state() | change).items() if tensor is not None}
     with pytest.raises(CheckpointError, match=f"cannot be restored into this model: 1 tensors differ, such as {words}"):
-        load_shards(own, saved(tmp_path))
+        load_shards(model_tensors, saved(tmp_path))
 
 
 EDITS = st.lists(
