@@ -53,9 +53,12 @@ def test_a_users_own_file_is_compared_with_its_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", ["microgeo/quickstart", "geo3k/cepo", "real_model/cepo"])
 def test_one_word_changes_the_method_and_nothing_else(config: str, method: str) -> None:
     """All settings outside `algorithm` and the run's name are equal."""
-    first, second = (load_config([f"config={config}", *more]) for more in ([], [f"algorithm.adv_estimator={method}"]))
-    settings = [dict(leaves(dataclasses.asdict(config))) for config in (first, second)]
-    differing = {key for key in settings[0].keys() | settings[1].keys() if settings[0].get(key) != settings[1].get(key)}
+    plain = load_config([f"config={config}"])
+    changed = load_config([f"config={config}", f"algorithm.adv_estimator={method}"])
+    settings = dict(leaves(dataclasses.asdict(plain)))
+    changed_settings = dict(leaves(dataclasses.asdict(changed)))
+    keys = settings.keys() | changed_settings.keys()
+    differing = {key for key in keys if settings.get(key) != changed_settings.get(key)}
     parts = {key.split(".")[0] for key in differing} - {"methods", "set_with_method"}
     assert parts <= {"algorithm", "trainer"}
     assert {key for key in differing if key.startswith("trainer.")} <= {"trainer.experiment_name"}

@@ -153,7 +153,8 @@ def section(method: str, file: str, *overrides: str) -> dict[str, Any]:
 
 def difference(file: str, base: str) -> dict[str, Any]:
     """What `file` sets differently from `base`, the run's name left out."""
-    file_settings, base_settings = resolved(file), resolved(base)
+    file_settings = resolved(file)
+    base_settings = resolved(base)
     keys = {key for key in file_settings if key not in base_settings or file_settings[key] != base_settings[key]} - {
         "trainer.experiment_name"
     }

@@ -107,7 +107,8 @@ def test_a_recorded_template_reads_no_local_file(tmp_path: Path, key: str, capsy
     """One in the run folder is part of the run; any other file needs the user's word, also behind a link."""
     secret = tmp_path / "secret.txt"
     secret.write_text("s3cret")
-    link, run_template = tmp_path / "link" / "template.jinja", tmp_path / "own" / "template.jinja"
+    link = tmp_path / "link" / "template.jinja"
+    run_template = tmp_path / "own" / "template.jinja"
     for folder, file in (("file", secret), ("link", link), ("own", run_template)):
         write_checkpoint(tmp_path / folder, f"{key}={file}")
     link.symlink_to(secret)
@@ -124,7 +125,8 @@ def test_a_recorded_template_reads_no_local_file(tmp_path: Path, key: str, capsy
 
 
 def test_a_merge_takes_a_recorded_template_of_the_run_only(tmp_path: Path) -> None:
-    secret, run_template = tmp_path / "secret.txt", tmp_path / "own" / "template.jinja"
+    secret = tmp_path / "secret.txt"
+    run_template = tmp_path / "own" / "template.jinja"
     actors = {
         file: write_checkpoint(tmp_path / name, f"data.override_chat_template={file}") / "actor"
         for name, file in (("file", secret), ("own", run_template))

@@ -44,9 +44,12 @@ def imported_names(source: str) -> Iterator[tuple[str, str]]:
     """The pairs (module, name) of the package that a program imports; `import cepo` has the name ''."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "cepo":
-            yield from ((str(node.module), alias.name) for alias in node.names)
+            for alias in node.names:
+                yield str(node.module), alias.name
         elif isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "cepo")
+            for alias in node.names:
+                if alias.name.split(".")[0] == "cepo":
+                    yield alias.name, ""
 
 
 def source_of(file: Path) -> str:

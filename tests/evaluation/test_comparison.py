@@ -22,7 +22,8 @@ def test_a_paired_difference_drops_what_both_models_share(tmp_path: Path) -> Non
     # Differences per problem: 0, 0, 1, 0. Their mean is 0.25, their sd 0.5, the error 0.25; unpaired it would be 0.38.
     first = evaluation(tmp_path / "first", "1001")
     second = evaluation(tmp_path / "second", "1011")
-    (paired,), (back,) = compare_evaluations(first, second), compare_evaluations(second, first)
+    (paired,) = compare_evaluations(first, second)
+    (back,) = compare_evaluations(second, first)
     assert paired.benchmark == "dynamath"
     assert paired.num_problems == 4
     assert paired.first == 0.5

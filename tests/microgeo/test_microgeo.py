@@ -55,7 +55,10 @@ def test_a_problem_is_a_function_of_seed_stream_and_index() -> None:
     again = generate_problem(5, 17)
     assert first == again
     assert draw_figure(first).tobytes() == draw_figure(again).tobytes()
-    numbers = {generate_problem(seed, 17, stream=stream).numbers for seed in range(5) for stream in ("train", "other")}
+    numbers: set[tuple[int, ...]] = set()
+    for seed in range(5):
+        for stream in ("train", "other"):
+            numbers.add(generate_problem(seed, 17, stream=stream).numbers)
     assert len(numbers) > 5
 
 

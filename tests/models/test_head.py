@@ -183,8 +183,10 @@ def test_float32_logits_and_gradients_are_those_of_float64(width: int) -> None:
     largest_gap = float((logits - exact).detach().abs().max())
     assert largest_gap < sum_of_products(products, width)
     outer = torch.randn(2, 3, 70, generator=generator)
-    gradients = torch.autograd.grad((logits * outer).sum(), (hidden, weight))
-    exact_gradients = torch.autograd.grad((exact * outer).sum(), (exact_hidden, exact_weight))
+    loss = (logits * outer).sum()
+    exact_loss = (exact * outer).sum()
+    gradients = torch.autograd.grad(loss, (hidden, weight))
+    exact_gradients = torch.autograd.grad(exact_loss, (exact_hidden, exact_weight))
     for gradient, expected in zip(gradients, exact_gradients, strict=True):
         assert gradient.dtype is torch.bfloat16
         assert relative_gap(gradient, expected) < 2**-7

@@ -89,23 +89,27 @@ def test_the_verdict_of_paired_seeds_has_students_interval(tmp_path: Path) -> No
 
     4.303 * 0.577 = 2.48, so that the interval is 0.5 to 5.5. Of differences -1, 3 and 7 it is 3 ± 4.303 * 4 / sqrt(3).
     """
-    first = [method_run(tmp_path / f"g{k}", "grpo", k, (0.3, 0.4)) for k in range(3)]
-    second = [method_run(tmp_path / f"c{k}", "cepo", k, (0.3, 0.42 + 0.01 * k)) for k in range(3)]
-    third = [method_run(tmp_path / f"r{k}", "rlsd", k, (0.3, 0.39 + 0.04 * k)) for k in range(3)]
+    grpo: list[Path] = []
+    cepo: list[Path] = []
+    rlsd: list[Path] = []
+    for seed in range(3):
+        grpo.append(method_run(tmp_path / f"g{seed}", "grpo", seed, (0.3, 0.4)))
+        cepo.append(method_run(tmp_path / f"c{seed}", "cepo", seed, (0.3, 0.42 + 0.01 * seed)))
+        rlsd.append(method_run(tmp_path / f"r{seed}", "rlsd", seed, (0.3, 0.39 + 0.04 * seed)))
     ahead = "is ahead of grpo by 3.0 points (95 % interval +0.5 to +5.5): 43.0 % against 40.0 % after training."
-    assert compare_runs([*first, *second]).headline == f"cepo {ahead}"
-    assert compare_runs([*second, *first]).headline == (
+    assert compare_runs([*grpo, *cepo]).headline == f"cepo {ahead}"
+    assert compare_runs([*cepo, *grpo]).headline == (
         "grpo is behind cepo by 3.0 points (95 % interval -5.5 to -0.5): 40.0 % against 43.0 % after training."
     )
-    assert compare_runs([*first, *third]).headline == (
+    assert compare_runs([*grpo, *rlsd]).headline == (
         "rlsd and grpo cannot be told apart: +3.0 points (95 % interval -6.9 to +12.9), "
         "43.0 % against 40.0 % after training."
     )
-    assert compare_runs([*first, *second, *third]).headline == (
+    assert compare_runs([*grpo, *cepo, *rlsd]).headline == (
         "Of 3 settings, cepo ends highest, at 43.0 %. From grpo: cepo +3.0 points (95 % interval +0.5 to +5.5); "
         "rlsd +3.0 points (95 % interval -6.9 to +12.9)."
     )
-    assert compare_runs(second).headline == "cepo reaches 43.0 ± 0.6 % held-out accuracy in 3 runs."
+    assert compare_runs(cepo).headline == "cepo reaches 43.0 ± 0.6 % held-out accuracy in 3 runs."
 
 
 def test_a_verdict_over_single_runs_says_what_it_leaves_out(tmp_path: Path) -> None:

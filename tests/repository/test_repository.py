@@ -94,7 +94,8 @@ def test_changelog_citation_and_readme_have_the_version() -> None:
 
 @pytest.mark.parametrize("file", CONSTRAINTS, ids=lambda file: file.stem)
 def test_constraints_satisfy_the_ranges_of_their_extras(file: Path) -> None:
-    versions, declared = versions_in(file), project()
+    versions = versions_in(file)
+    declared = project()
     for text in chain(
         declared["dependencies"], *(declared["optional-dependencies"][extra] for extra in FILES[file.stem])
     ):
@@ -167,13 +168,18 @@ def test_workflows_call_scripts_that_exist() -> None:
 @pytest.mark.parametrize("file", (REPOSITORY / "scripts" / "docker").glob("Dockerfile.*"), ids=lambda file: file.name)
 def test_an_image_copies_files_that_exist_and_pins_its_extra(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    copied = [name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]]
-    assert {"pyproject.toml", "README.md", "LICENSE", "cepo", "scripts"} <= set(copied)
+    copied: set[str] = set()
+    for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE):
+        *sources, _ = line.split()
+        copied.update(sources)
+    assert {"pyproject.toml", "README.md", "LICENSE", "cepo", "scripts"} <= copied
     lost = [name for name in copied if not (REPOSITORY / name).exists()]
     assert not lost, f"{file.name} copies {lost}, which do not exist"
-    included = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
-    absent = [name for name in included["wheel"]["force-include"] if not {name, name.partition("/")[0]} & set(copied)]
-    assert not absent, f"{file.name} lacks {absent}, which a wheel has"
+    pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for name in wheel["force-include"]:
+        top_folder = name.partition("/")[0]
+        assert copied & {name, top_folder}, f"{file.name} lacks {name}, which a wheel has"
     extra = file.suffix.removeprefix(".")
     assert f"'.[{extra}]' -c constraints/{extra}.txt" in text
     assert f"constraints/{extra}.txt" in copied

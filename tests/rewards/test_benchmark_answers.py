@@ -192,23 +192,32 @@ def test_a_judge_is_asked_about_free_form_answers_alone() -> None:
     questions: list[str] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        length = int(handler.headers["Content-Length"])
+        body = json.loads(handler.rfile.read(length))
         (part,) = body["messages"][0]["content"]
-        questions.append(part["text"])
-        verdict = 10 if "[2014, 2016]" in part["text"].partition("RESPONSE")[2] else 0
-        reply = json.dumps({"choices": [{"message": {"content": f"<score>{verdict}</score>"}}]}).encode()
+        question = part["text"]
+        questions.append(question)
+        response = question.partition("RESPONSE")[2]
+        verdict = 10 if "[2014, 2016]" in response else 0
+        message = {"content": f"<score>{verdict}</score>"}
+        reply = json.dumps({"choices": [{"message": message}]})
         handler.send_response(200)
         handler.end_headers()
-        handler.wfile.write(reply)
+        handler.wfile.write(reply.encode())
 
     row = {"prompt": "Which?", "ground_truth": "[2014, 2016]", "answer_kind": "judged"}
-    rows = [row | {"response": r"\boxed{[2014, 2016]}"}, row | {"response": r"\boxed{2014}"}]
-    rows.append({"prompt": "Which?", "ground_truth": "B", "answer_kind": "choice", "response": r"\boxed{B}"})
+    right = row | {"response": r"\boxed{[2014, 2016]}"}
+    wrong = row | {"response": r"\boxed{2014}"}
+    of_choices = {"prompt": "Which?", "ground_truth": "B", "answer_kind": "choice", "response": r"\boxed{B}"}
+    rows = [right, wrong, of_choices]
     with local_server(answer) as address:
-        scores = compute_score(rows, judge={"base_url": f"http://{address}/v1", "model": "judge"})
-    assert [(score["accuracy"], score["judged"]) for score in scores] == [(1.0, 1.0), (0.0, 1.0), (1.0, 0.0)]
+        judge = {"base_url": f"http://{address}/v1", "model": "judge"}
+        scores = compute_score(rows, judge=judge)
+    assert [score["accuracy"] for score in scores] == [1.0, 0.0, 1.0]
+    assert [score["judged"] for score in scores] == [1.0, 1.0, 0.0]
     assert len(questions) == 2
     without_judge = compute_score(rows)
-    assert [(score["accuracy"], score["judged"]) for score in without_judge] == [(0.0, 0.0), (0.0, 0.0), (1.0, 0.0)]
+    assert [score["accuracy"] for score in without_judge] == [0.0, 0.0, 1.0]
+    assert [score["judged"] for score in without_judge] == [0.0, 0.0, 0.0]
     with pytest.raises(RewardError, match="gave no verdict"):
-        compute_score(rows, judge={"base_url": f"http://{address}/v1", "model": "judge", "retries": 0})
+        compute_score(rows, judge=judge | {"retries": 0})

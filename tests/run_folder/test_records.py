@@ -46,7 +46,8 @@ def group_at(step: int, **changes: Any) -> GroupRecord:
 def test_a_group_reads_back_as_it_was_written(tmp_path: Path) -> None:
     Trace(tmp_path, max_bytes=1_000_000).write([group_at(3)])
     (read_group,) = read_rollouts(tmp_path)
-    (expected, _), (first, second) = group_at(3).rollouts, read_group.rollouts
+    (expected, _) = group_at(3).rollouts
+    (first, second) = read_group.rollouts
     assert first.weight is not None
     assert math.isnan(first.weight[1])
     assert dataclasses.replace(first, weight=None) == dataclasses.replace(expected, weight=None)

@@ -90,7 +90,8 @@ KL = kl_penalty(
 
 def penalised(penalties: Tensor, **settings: Any) -> tuple[Tensor, dict[str, float], float]:
     """The rewards, the metrics, and the coefficient afterwards, which is 0.1 before."""
-    mask, state = torch.tensor([[True, True], [True, False]]), TrainerState(kl_coefficient=0.1)
+    mask = torch.tensor([[True, True], [True, False]])
+    state = TrainerState(kl_coefficient=0.1)
     rewards, metrics = penalise(REWARDS, penalties, mask, AlgorithmConfig(**settings), state)
     return rewards, results(metrics), state.kl_coefficient
 
@@ -143,7 +144,8 @@ def learning(entropies: Tensor | None, **settings: Any) -> tuple[Tensor, dict[st
 
     Advantages and the weight of the divergence are left out alike.
     """
-    whole, weights = rollouts_of([(1,) * length for length in LENGTHS]), MASK.float()
+    whole = rollouts_of([(1,) * length for length in LENGTHS])
+    weights = MASK.float()
     cut = [dataclasses.replace(generation, finished=row != 1) for row, generation in enumerate(whole.generations)]
     distillation = Distillation(view="correct", divergence=DivergenceConfig(), token_weight=weights)
     signal = restricted(
@@ -179,7 +181,8 @@ def test_at_least_one_token_learns_and_none_of_a_cut_response() -> None:
     assert int(learning(ENTROPIES, top_entropy=1e-9)[0][:3].sum()) == 1
 
 
-TRAINERS, ENGINES = -1.0, -2.0
+TRAINERS = -1.0
+ENGINES = -2.0
 
 
 def two_prompts() -> Rollouts:
@@ -230,7 +233,8 @@ def test_no_score_replaces_a_metric_of_the_rewards() -> None:
     assert "reward/score.accuracy" not in values
 
 
-END, STOP = 90, 91
+END = 90
+STOP = 91
 
 
 @pytest.fixture(scope="module")

@@ -92,11 +92,13 @@ def test_what_is_chosen_fits() -> None:
 def test_what_the_engine_keeps_asleep_awake_or_of_another_kind() -> None:
     base = load_config(["config=configs/geo3k/cepo.yaml"]).worker.rollout
     memory = without_weights(with_vllm=True)._replace(engine=5 * GB)
-    asleep, awake = (dataclasses.replace(base, sleep=sleep) for sleep in (True, False))
+    asleep = dataclasses.replace(base, sleep=True)
+    awake = dataclasses.replace(base, sleep=False)
     card = {"free": 80 * GB, "total": 80 * GB}
     assert engine_in_passes(memory, asleep, **card) == 2 * 2**30
     assert engine_in_passes(memory, awake, **card) == 48 * GB
-    assert engine_in_passes(memory._replace(with_vllm=False), awake, **card) == 5 * GB
+    without_vllm = memory._replace(with_vllm=False)
+    assert engine_in_passes(without_vllm, awake, **card) == 5 * GB
 
 
 def test_the_settings_numbers_are_kept_and_a_cpu_has_its_own() -> None:
