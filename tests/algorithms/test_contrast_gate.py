@@ -51,7 +51,8 @@ def test_the_estimate_finds_the_deviation_of_normal_noise() -> None:
     """2 x 20,000 contrasts of a standard deviation of 0.3 nats: 0.300 within 2 %."""
     generator = torch.Generator().manual_seed(1)
     delta = 0.3 * torch.randn(2, 20_000, generator=generator, dtype=torch.float64)
-    assert noise_of(pair_of(delta[0].tolist(), delta[1].tolist())) == pytest.approx(0.3, rel=0.02)
+    right, wrong = delta.tolist()
+    assert noise_of(pair_of(right, wrong)) == pytest.approx(0.3, rel=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -123,7 +123,7 @@ def test_dora_needs_no_adapters_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None
     """LLaVA-OneVision gets no adapters from vLLM; the run hands DoRA's over as full weights."""
     monkeypatch.setattr(factory.importlib.util, "find_spec", lambda name: name)  # vLLM is installed, for GPUs
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    (llava,) = (family for family in FAMILIES if family.title == "LLaVA-OneVision")
+    (llava,) = [family for family in FAMILIES if family.title == "LLaVA-OneVision"]
     for use_dora, generator in (("false", "transformers"), ("true", "vllm")):
         settings = ["worker.rollout.name=auto", f"worker.actor.model.lora.use_dora={use_dora}"]
         config = load_config(["config=configs/geo3k/cepo.yaml", *settings])
@@ -155,10 +155,11 @@ def test_untested_versions_warn_and_impossible_ones_fail(package: str, version: 
 def test_what_works_is_what_pyproject_requires() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = ("gpu", "vllm-cpu", "cpu", "train")  # the last counts where several name a package
-    named = [Requirement(text) for extra in extras for text in reversed(project["optional-dependencies"][extra])]
-    required = {requirement.name: requirement.specifier for requirement in named} | {
-        "python": SpecifierSet(project["requires-python"])
-    }
+    required = {"python": SpecifierSet(project["requires-python"])}
+    for extra in extras:
+        for text in reversed(project["optional-dependencies"][extra]):
+            requirement = Requirement(text)
+            required[requirement.name] = requirement.specifier
     for name, (_, works) in TESTED.items():
         assert SpecifierSet(works) == required[name], name
 

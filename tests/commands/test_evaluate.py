@@ -119,7 +119,8 @@ def test_the_same_command_gives_the_same_responses(
 
     again = ("config=configs/microgeo/base.yaml", f"checkpoint={ASSETS}", f"data={held_out}", "n=4", *ENGINE)
     assert main(["evaluate", *again, "out=again"]) == 0
-    assert [row["response"] for row in lines(tmp_path / "again")] == [row["response"] for row in lines(evaluation)]
+    responses_of_again = [row["response"] for row in lines(tmp_path / "again")]
+    assert responses_of_again == [row["response"] for row in lines(evaluation)]
     assert main(["evaluate", *again, "out=again"]) == 2
     assert "--out again is not empty" in capsys.readouterr().err
     assert main(["compare", str(evaluation), "again"]) == 0

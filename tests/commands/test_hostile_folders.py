@@ -233,15 +233,12 @@ HOSTILE_NAME = "a\n\\input{/etc/passwd}\r\\write18{id}\u2028% <script>alert(1)</
 
 
 def test_no_text_of_a_table_leaves_its_cell_or_comment() -> None:
-    table, plain = (
-        ScoreTable(
-            title=name,
-            columns=[Column(name=name)],
-            rows=[TableRow(name=name, group=name, cells={name: name})],
-            notes=[name],
-        )
-        for name in (HOSTILE_NAME, "x")
-    )
+    def table_of(name: str) -> ScoreTable:
+        row = TableRow(name=name, group=name, cells={name: name})
+        return ScoreTable(title=name, columns=[Column(name=name)], rows=[row], notes=[name])
+
+    table = table_of(HOSTILE_NAME)
+    plain = table_of("x")
     assert len(table.latex().splitlines()) == len(plain.latex().splitlines())
     uncommented = [line for line in table.latex().splitlines() if not line.startswith("%")]
     assert not any("\\input" in line or "\\write" in line for line in uncommented)

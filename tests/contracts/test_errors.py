@@ -86,7 +86,8 @@ def a_worker_that_has_died(folder: Path) -> None:
     from cepo.runtime.ray_backend import Ranks
 
     ranks = object.__new__(Ranks)  # one dies in tests/runs/test_ray.py
-    ranks.locations, ranks._logs = [RankLocation("10.0.0.5", 4711, 0, True)], [folder / "rank_0.log"]
+    ranks.locations = [RankLocation("10.0.0.5", 4711, 0, True)]
+    ranks._logs = [folder / "rank_0.log"]
     ranks._logs[0].write_text("CUDA error: out of memory\n")
     raise ranks._lost(0, "the call `update`", ActorDiedError())
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from actors import differing
 from reward_functions import of_completions
 from run_folders import trackio_into, written
 
@@ -66,7 +67,7 @@ def test_weights_are_equal_to_the_bit_with_and_without_it(tmp_path: Path) -> Non
         trainer = trainer_of(tmp_path / name, callbacks)
         trainer.train()
         weights.append({key: parameter.detach().clone() for key, parameter in trainer.model.named_parameters()})
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert differing(weights[0], weights[1]) == []
     page = (tmp_path / "with" / "look.html").read_text(encoding="utf-8")
     assert "The clearest pair, token by token" in page
     assert "nats of a right response" in page

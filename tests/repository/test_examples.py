@@ -422,4 +422,5 @@ def test_a_fine_tuned_model_is_trained_further(elsewhere: Path, monkeypatch: pyt
     run = train(config)
     assert run.last_step == 1
     assert math.isfinite(run.series("reward/mean")[1][0])
-    assert json.loads((elsewhere / "sft-first" / "train.jsonl").read_text().splitlines()[0])["answer"].isdecimal()
+    first_line, *_ = (elsewhere / "sft-first" / "train.jsonl").read_text().splitlines()
+    assert json.loads(first_line)["answer"].isdecimal()

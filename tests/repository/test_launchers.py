@@ -45,7 +45,8 @@ def launch(script: str, *arguments: object, folder: Path, **variables: object) -
 
 def old_python(folder: Path) -> tuple[Path, Path]:
     """A program that answers questions about its version as Python 3.9 does, and a folder with what scripts need beside it."""
-    old, programs = folder / "python3.9", folder / "bin"
+    old = folder / "python3.9"
+    programs = folder / "bin"
     old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9, 18); $2"\n')
     old.chmod(0o755)
     programs.mkdir()
@@ -152,7 +153,9 @@ def geo3k_slice(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     table = parquet.read_table(folder / "train.parquet")
     file = tmp_path_factory.mktemp("geo3k") / "train.parquet"
-    parquet.write_table(table.take(list(range(0, len(table), len(table) // NUM_ROWS))[:NUM_ROWS]), file)
+    distance = len(table) // NUM_ROWS
+    spread = table.take([distance * number for number in range(NUM_ROWS)])
+    parquet.write_table(spread, file)
     return file
 
 
@@ -224,7 +227,8 @@ def test_an_evaluation_resolves_to_the_papers_prompts(tmp_path: Path) -> None:
 
 def test_the_slurm_example_starts_ray_on_both_machines(tmp_path: Path) -> None:
     """Slurm and Ray are stand-ins that write down how they are called; the launcher is the real one, in a dry run."""
-    programs, calls = tmp_path / "bin", tmp_path / "calls"
+    programs = tmp_path / "bin"
+    calls = tmp_path / "calls"
     programs.mkdir()
     for name, body in {
         "scontrol": "echo one; echo two",

@@ -22,8 +22,12 @@ def commands_of(page: str) -> list[list[str]]:
         text = ARRAY.sub("", block.replace("\\\n", " "))
         for name, words in ARRAY.findall(block):
             text = text.replace(f'"${{{name}[@]}}"', " ".join(words.split()))
-        lines = [line for line in text.splitlines() if re.match(r" *cepo (train|config) ", line)]
-        commands += [shlex.split(line, comments=True)[2:] for line in lines if "$" not in line and "YOUR" not in line]
+        for line in text.splitlines():
+            is_command = re.match(r" *cepo (train|config) ", line)
+            has_variable = "$" in line or "YOUR" in line
+            if is_command and not has_variable:
+                words = shlex.split(line, comments=True)
+                commands.append(words[2:])
     return commands
 
 

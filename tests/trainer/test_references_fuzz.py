@@ -81,7 +81,7 @@ def check_content(reference: Reference, group: RolloutGroup, source: str, num_to
         assert isinstance(reference, TextReference)
         assert reference.text == (group.ground_truth if source == "ground_truth" else group.solution)
         return
-    (rollout,) = (member for member in group.rollouts if member.index == reference.source_index)
+    (rollout,) = [member for member in group.rollouts if member.index == reference.source_index]
     if isinstance(reference, TextReference):
         assert source == "peer_answer"
         assert reference.text == rollout.answer

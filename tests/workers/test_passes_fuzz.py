@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import chain
@@ -330,7 +331,7 @@ def test_optimizer_batches_have_each_live_row_once(
     assert sum(batch.denominators.num_sequences for batch in batches) == count
     seen: dict[int, int] = defaultdict(int)
     split = split_batches(batches, Assignment(num_ranks, prompts_per_update=num_prompts), num_ranks)
-    for part in (batch for rank in split for batch in rank):
+    for part in itertools.chain.from_iterable(split):
         for row, old, advantage, mask in zip(
             part.rows, part.old_log_probs, part.advantages, part.response_mask, strict=True
         ):

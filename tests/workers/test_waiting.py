@@ -152,7 +152,8 @@ def test_metrics_are_read_at_once_and_are_the_same(monkeypatch: pytest.MonkeyPat
 
 def test_features_are_added_without_counting_to_the_same_bits(tmp_path: Path) -> None:
     folder = write_checkpoint(MICRO, tmp_path / "model", dtype="float32")
-    plain, without = (build_actor(folder, model__lora__rank=4, model__freeze_vision_tower="true") for _ in range(2))
+    plain = build_actor(folder, model__lora__rank=4, model__freeze_vision_tower="true")
+    without = build_actor(folder, model__lora__rank=4, model__freeze_vision_tower="true")
     use_masks_without_counting(without.module.base)
     rows, _ = build_rows(MICRO, Processing(str(folder)), groups=2, group_size=2, contexts=2, prompt=MICRO.prompt_tokens)
     for log_probs, expected in zip(without.score(rows), plain.score(rows), strict=True):
