@@ -268,12 +268,7 @@ def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
         advantages[share.numbers.index(0), 0] = math.inf
     batch = share.batch(share.signal(10, 0.1) - 6.0, advantages)
     outcome.refused = actor.update([batch], step=scenario.num_steps)
-    parameters_after_refusal = parameters_of(actor)
-    outcome.refused_changed = [
-        name
-        for name in parameters_after_refusal
-        if not torch.equal(parameters_after_refusal[name], outcome.parameters[name])
-    ]
+    outcome.refused_changed = actors.differing(parameters_of(actor), outcome.parameters)
     return outcome
 
 
