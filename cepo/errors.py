@@ -93,9 +93,9 @@ def _folded(name: str) -> str:
 
 def place_in(error: BaseException, files: Iterable[str | Path]) -> str | None:
     """Returns the innermost line of an exception within a user's `files`, as "FILE, line N, in NAME"; None if none."""
-    own = {str(Path(file).expanduser().resolve()): file for file in files}
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
-    return f"{own[frames[-1].filename]}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else None
+    own_files = {str(Path(file).expanduser().resolve()): file for file in files}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own_files]
+    return f"{own_files[frames[-1].filename]}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else None
 
 
 _UNUSABLE = {

@@ -120,10 +120,10 @@ def as_numbers(parts: Sequence[Mapping[str, Metric]]) -> list[Metrics]:
     ]
     # Per device, in the order above; float64 has the values of all types exactly.
     stacked = torch.stack([number.double() for number in pending]) if pending else torch.empty(0)
-    read = iter(cast("list[float]", stacked.tolist()))  # pyright: ignore[reportUnknownMemberType]
+    transferred = iter(cast("list[float]", stacked.tolist()))  # pyright: ignore[reportUnknownMemberType]
 
     def number(value: float | Tensor) -> float:
-        return float(value) if isinstance(value, (int, float)) else next(read)
+        return float(value) if isinstance(value, (int, float)) else next(transferred)
 
     numbers: list[Metrics] = []
     for part in parts:

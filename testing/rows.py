@@ -86,9 +86,9 @@ def gradients_of(actor: Actor, batch: OptimizerBatch) -> list[Tensor]:
 
     actor.to_device()
     actor._accumulate(batch)
-    found = [whole_tensor(weight.grad).float().cpu().clone() for weight in weights_of(actor.optimizer)]
+    gradients = [whole_tensor(weight.grad).float().cpu().clone() for weight in weights_of(actor.optimizer)]
     actor.forget_gradients()
-    return found
+    return gradients
 
 
 def generation_requests(shape: Shape, processing: Processing, *, count: int) -> list[GenerationRequest]:

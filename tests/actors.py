@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
@@ -49,12 +50,22 @@ def parameters_of(worker: Any) -> dict[str, Tensor]:
     }
 
 
-def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
+def differing(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
+    """Names whose values are not equal bit for bit."""
+    assert left.keys() == right.keys()
+    return [name for name in left if not torch.equal(whole_tensor(left[name]), whole_tensor(right[name]))]
+
+
+def distance(trained: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
     """How far apart two trained sets of weights are, by how far the expected one went from the start."""
-    assert found.keys() == expected.keys() == start.keys()
-    apart, travelled = (
-        sum(float((expected[name] - other[name]).double().square().sum()) for name in expected) ** 0.5
-        for other in (found, start)
-    )
+    travelled = _norm_of_difference(expected, start)
     assert travelled > 0.01, "nothing was trained"
-    return apart / travelled
+    return _norm_of_difference(expected, trained) / travelled
+
+
+def _norm_of_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    assert left.keys() == right.keys()
+    squares = 0.0
+    for name, weight in left.items():
+        squares += float((weight - right[name]).double().square().sum())
+    return squares**0.5

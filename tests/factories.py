@@ -58,7 +58,7 @@ def rollouts_of(tokens: Sequence[Sequence[int]], rewards: Sequence[float] | None
         "step": 0,
         "problems": cast("Any", [None]),
         "prompts": cast("Any", [None]),
-        "generations": [Generation.of(each, [0.0] * len(each), finished=True) for each in tokens],
+        "generations": [Generation.of(token_ids, [0.0] * len(token_ids), finished=True) for token_ids in tokens],
         "responses": [""] * len(tokens),
         "scores": [{"overall": reward} for reward in rewards],
         "correct": torch.tensor(rewards) == 1.0,

@@ -20,7 +20,7 @@ def only_our_errors(*, naming: str = "") -> Iterator[None]:
     def stop(_: int, __: FrameType | None) -> None:
         raise AssertionError(f"not done after {SECONDS:g} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
+    handler_before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         yield
@@ -29,4 +29,4 @@ def only_our_errors(*, naming: str = "") -> Iterator[None]:
             raise AssertionError(f"{type(error).__name__} does not name {naming or 'anything'}: {error}") from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler_before)

@@ -101,7 +101,10 @@ def mean_gap(
 
 
 def tokens(groups: Sequence[Sequence[Generation]]) -> list[list[tuple[int, ...]]]:
-    return [[tuple(sample.response_ids.tolist()) for sample in group] for group in groups]
+    token_ids: list[list[tuple[int, ...]]] = []
+    for group in groups:
+        token_ids.append([tuple(sample.response_ids.tolist()) for sample in group])
+    return token_ids
 
 
 def random_adapter(folder: Path, *, seed: int) -> tuple[Any, AdapterWeights]:

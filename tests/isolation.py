@@ -52,10 +52,10 @@ def _restored_loggers() -> Iterator[None]:
         names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "cepo"]
         return [logging.root, *map(logging.getLogger, names)]
 
-    before = {logger.name: (logger.level, logger.disabled, logger.propagate) for logger in ours()}
+    states = {logger.name: (logger.level, logger.disabled, logger.propagate) for logger in ours()}
     yield
     for logger in ours():
-        level, logger.disabled, logger.propagate = before.get(logger.name, (logging.NOTSET, False, True))
+        level, logger.disabled, logger.propagate = states.get(logger.name, (logging.NOTSET, False, True))
         if logger.level != level:  # each call empties the caches of all loggers, of which there are thousands
             logger.setLevel(level)
 
@@ -67,11 +67,11 @@ def _restored_environment() -> Iterator[None]:
     def ours() -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTEST_"))}
 
-    before = ours()
+    variables = ours()
     yield
-    for name in ours().keys() - before.keys():
+    for name in ours().keys() - variables.keys():
         del os.environ[name]
-    os.environ.update(before)
+    os.environ.update(variables)
 
 
 @contextmanager

@@ -49,15 +49,18 @@ def metric_rows(count: int) -> list[tuple[int, Mapping[str, float]]]:
 
 def varied_rollout(count: int, seed: int, *, right: bool) -> RolloutRecord:
     """A rollout of as many tokens whose log-probs are all different."""
-    log_probs = numpy.random.default_rng(seed).normal(-1.0, 0.7, (3, count)).astype("float32")
-    student, correct, wrong = log_probs
+    drawn = numpy.random.default_rng(seed).normal(-1.0, 0.7, (3, count)).astype("float32")
+    log_probs = dict(zip(("student", "correct", "wrong"), drawn.tolist(), strict=True))
+    delta: list[float] = []
+    for correct, wrong in zip(log_probs["correct"], log_probs["wrong"], strict=True):
+        delta.append(correct - wrong)
     tokens = [f" w{place % 997}" for place in range(count)]
     return replace(
         rollout(right=right, tokens=tokens, delta=None),
-        log_probs={"student": student.tolist(), "correct": correct.tolist(), "wrong": wrong.tolist()},
+        log_probs=log_probs,
         references={"correct": "24", "wrong": "7"},
         weight=[1.0 + 0.25 * (place % 2) for place in range(count)],
-        delta=[right - wrong for right, wrong in zip(correct.tolist(), wrong.tolist(), strict=True)],
+        delta=delta,
     )
 
 

@@ -45,7 +45,7 @@ def one_unit_off(tensors: Iterable[Tensor], seed: int = 0) -> Iterator[None]:
     """Each entry is multiplied by 1 + UNIT or 1 - 2 UNIT at random, to the neighbouring float32; afterwards it is as before."""
     tensors = [tensor for tensor in tensors if tensor.dtype is torch.float32]
     assert tensors, "nothing to move"
-    before = [tensor.detach().clone() for tensor in tensors]
+    originals = [tensor.detach().clone() for tensor in tensors]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in tensors:
@@ -56,17 +56,19 @@ def one_unit_off(tensors: Iterable[Tensor], seed: int = 0) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
+            for tensor, value in zip(tensors, originals, strict=True):
                 tensor.copy_(value)
 
 
 def moved_by_one_unit(compute: Callable[[], Iterable[Tensor]], tensors: Iterable[Tensor], seeds: int = 2) -> float:
     """The largest change of what `compute` returns when every entry of `tensors` goes to a neighbouring float32."""
     tensors = list(tensors)
-    plain = [each.detach().clone() for each in compute()]
+    plain = [result.detach().clone() for result in compute()]
     largest = 0.0
     for seed in range(seeds):
         with one_unit_off(tensors, seed):
-            moved = [each.detach() for each in compute()]
-        largest = max([largest, *(float((one - other).abs().max()) for one, other in zip(plain, moved, strict=True))])
+            moved = [result.detach() for result in compute()]
+        for plain_result, moved_result in zip(plain, moved, strict=True):
+            difference = float((plain_result - moved_result).abs().max())
+            largest = max(largest, difference)
     return largest

@@ -53,10 +53,10 @@ def run_on_terminal(
     try:
         while time.monotonic() < deadline:
             try:
-                read = os.read(mine, 65536)
+                chunk = os.read(mine, 65536)
             except OSError:  # how Linux says that nobody holds the other end any more
                 break
-            seen += read
+            seen += chunk
             if pending is not None and pending[0].encode() in seen:
                 os.write(mine, pending[1])
                 pending = None

@@ -52,10 +52,10 @@ class Cepo(EvidenceEstimator):
         alone, `neutral` gives no evidence.
         """
         right_shown = shown["correct"]
-        kept = {view: rows & right_shown for view, rows in shown.items()}
+        right_with_a_wrong = {view: rows & right_shown for view, rows in shown.items()}
         if self.negative.fallback == "neutral":
-            kept["correct"] = right_shown & in_some_view(shown, self.views[1:])
-        return kept
+            right_with_a_wrong["correct"] = right_shown & in_some_view(shown, self.views[1:])
+        return right_with_a_wrong
 
     def contrasted(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Returns log P_correct and log P_wrong, which are the student's own for rows without a reference."""

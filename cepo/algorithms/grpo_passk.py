@@ -44,8 +44,8 @@ class GrpoPassK(Estimator):
         highest = statistics.group_maxima(exact, group)  # (groups,) R_1
         is_best = exact == highest[group]  # (B,)
         num_best = group[is_best].bincount(minlength=num_groups)  # (groups,)
-        others = exact.masked_fill(is_best, -math.inf)
-        highest_of_others = statistics.group_maxima(others, group)  # R_2
+        without_best = exact.masked_fill(is_best, -math.inf)
+        highest_of_others = statistics.group_maxima(without_best, group)  # R_2
 
         centred, deviation, _ = statistics.group_moments(rewards, group_ids, ddof=settings.ddof)
         mean = exact - centred

@@ -72,13 +72,13 @@ def teacher_contexts_of(
         showable[view] = texts
         can_be_shown[view] = _is_there(texts, live)
     has_reference = estimator.settled(can_be_shown)
-    shown: dict[str, list[Shown | None]] = {}
+    settled: dict[str, list[Shown | None]] = {}
     for view, texts in showable.items():
-        shown[view] = []
+        settled[view] = []
         for text, is_settled in zip(texts, has_reference[view], strict=True):
-            shown[view].append(text if is_settled else None)
+            settled[view].append(text if is_settled else None)
     learning = live & estimator.live_rows(rewards, group_ids, has_reference)
-    return TeacherContexts(chosen=chosen, shown=shown, has_reference=has_reference, learning=learning)
+    return TeacherContexts(chosen=chosen, shown=settled, has_reference=has_reference, learning=learning)
 
 
 def _chosen(estimator: Estimator, groups: Sequence[RolloutGroup]) -> dict[str, list[Reference | None]]:

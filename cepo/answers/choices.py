@@ -115,9 +115,9 @@ def _has_text_of_another_option(text: str, letters: frozenset[str], choices: Seq
         return False
     options_beside: set[str] = set()
     for spelling in (text, _without_markup(plain_characters(text))):
-        before = _LETTER_BEHIND_TEXT.fullmatch(spelling)
+        in_front = _LETTER_BEHIND_TEXT.fullmatch(spelling)
         behind = _BEHIND_A_LETTER.search(spelling)
-        for match in (before, behind):
+        for match in (in_front, behind):
             if match is not None:
                 clause, *_ = _END_OF_CLAUSE.split(match["text"], maxsplit=1)
                 options_beside |= _letters_of_same_text(match["text"], choices)

@@ -139,8 +139,8 @@ def time_of(text: str) -> Time | None:
 
 def ends_of_time_range(text: str) -> tuple[Time, Time] | None:
     """Returns the times from which and to which `10:00 - 11:30 a.m.` goes; None if the text is no such range."""
-    first, *rest = [time_of(side) for side in _TO.split(_plain(text))]
-    last = rest[0] if len(rest) == 1 else None
+    first, *later_times = [time_of(side) for side in _TO.split(_plain(text))]
+    last = later_times[0] if len(later_times) == 1 else None
     return None if first is None or last is None else (first, last)
 
 

@@ -154,9 +154,9 @@ def final_answer(text: str, kind: AnswerKind | None = None, choices: Sequence[st
         choices: the options' texts in the order of their letters.
     """
     text = text.replace("’", "'")
-    behind_thinking, *rest = _behind_thinking_first(text)
+    behind_thinking, *thinking = _behind_thinking_first(text)
     answer = _answer_in(behind_thinking, kind, choices)
-    if answer is not None or not rest:
+    if answer is not None or not thinking:
         return answer or None
     marked = last_marked_answer(text)
     if marked is not None or behind_thinking.strip():
@@ -180,9 +180,9 @@ def marked_answer(text: str) -> str | None:
 
     A mark within the thinking counts only if no mark and no statement follows the thinking.
     """
-    behind_thinking, *rest = _behind_thinking_first(text)
+    behind_thinking, *thinking = _behind_thinking_first(text)
     marked = last_marked_answer(behind_thinking)
-    if marked is not None or not rest or _stated_answer(behind_thinking, None, ()) is not None:
+    if marked is not None or not thinking or _stated_answer(behind_thinking, None, ()) is not None:
         return marked
     return last_marked_answer(text)
 
@@ -332,21 +332,21 @@ def _answer_in_a_line(text: str, kind: AnswerKind | None, choices: Sequence[str]
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     if not lines or kind not in ("choice", "yes_no", "numeric"):
         return None
-    first_line, *others = lines
+    first_line, *further_lines = lines
     last_line = lines[-1]
-    behind_first_line = "".join(f"\n{line}" for line in others)
+    behind_first_line = "".join(f"\n{line}" for line in further_lines)
     if kind == "yes_no":
         return _sentence_with_yes_or_no(text, last_line)
     if kind == "choice":
         if chosen(last_line, choices):
             return None if _ends_a_list(lines, choices) else last_line
-        is_alone = _is_choice_alone(first_line, others, choices)
+        is_alone = _is_choice_alone(first_line, further_lines, choices)
         return _unless_taken_back(first_line, behind_first_line, kind, choices) if is_alone else None
     if is_number(last_line):
         return last_line
     if is_number(first_line) and "=" not in first_line:
         return _unless_taken_back(first_line, behind_first_line, kind, choices)
-    if others or _NUMBERED_LINE.match(last_line):
+    if further_lines or _NUMBERED_LINE.match(last_line):
         return None
     beginning = _without_prose(last_line, kind, choices)
     prose = last_line[len(beginning) :]
@@ -379,18 +379,18 @@ def _is_choice_alone(line: str, others: Sequence[str], choices: Sequence[str]) -
     letters = chosen(line, choices)
     text = _LETTER_BEFORE_ITS_TEXT.sub("", _EMPHASIS.sub("", line))
     is_option = _BOLD_LETTER.match(line) is not None or (choices and chosen(text, choices) == letters)
-    return bool(letters and is_option) and not any(_names_option(other, choices) for other in others)
+    return bool(letters and is_option) and not any(_names_option(line_below, choices) for line_below in others)
 
 
 def _ends_a_list(lines: Sequence[str], choices: Sequence[str]) -> bool:
     """Returns whether the last two lines are neighbouring options with their texts, as where a response repeats them all."""
     if len(lines) < 2 or _LETTERS_ALONE.fullmatch(lines[-1]):
         return False
-    before = chosen(lines[-2], choices)
+    previous = chosen(lines[-2], choices)
     last = chosen(lines[-1], choices)
-    if len(before) != 1 or len(last) != 1:
+    if len(previous) != 1 or len(last) != 1:
         return False
-    return LETTERS.index(min(last)) == LETTERS.index(min(before)) + 1
+    return LETTERS.index(min(last)) == LETTERS.index(min(previous)) + 1
 
 
 def _names_option(line: str, choices: Sequence[str]) -> bool:
@@ -408,9 +408,9 @@ def _sentence_with_yes_or_no(text: str, last_line: str) -> str | None:
     sentences = [match for match in sentences if yes_or_no(match.string) is not None]
     if not sentences:
         return last_line if yes_or_no(last_line) is not None else None
-    first, *others = sentences
+    first, *later_sentences = sentences
     word = first["word"].lower()
-    if any(other["end"] is not None and other["word"].lower() != word for other in others):
+    if any(later["end"] is not None and later["word"].lower() != word for later in later_sentences):
         return None
     behind = text.partition(first.string)[2]
     return _unless_taken_back(first.string.strip(), behind, "yes_no", ())

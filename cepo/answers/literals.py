@@ -108,9 +108,9 @@ def same_telephone_number(answer: str, truth: str) -> bool:
 
 def is_positive_difference(text: str) -> bool:
     """Returns whether a text may be arithmetic rather than digits in groups: `180-90-45`, but not `555-0132`."""
-    first, *rest = _DIGITS.findall(text)
-    has_leading_zero = any(number.startswith("0") for number in (first, *rest))
-    return not has_leading_zero and int(first) > sum(map(int, rest))
+    first, *subtrahends = _DIGITS.findall(text)
+    has_leading_zero = any(number.startswith("0") for number in (first, *subtrahends))
+    return not has_leading_zero and int(first) > sum(map(int, subtrahends))
 
 
 def size_of(text: str) -> tuple[str, ...]:

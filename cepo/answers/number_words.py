@@ -27,10 +27,10 @@ def with_digits(nodes: list[Node]) -> list[Node]:
         return nodes
     if not text_of(nodes[0]).isascii():
         return [*_chinese_number(nodes[0]), *nodes[1:]]
-    found = _english_number(nodes)
-    if found is None:
+    number = _english_number(nodes)
+    if number is None:
         return nodes
-    value, length = found
+    value, length = number
     behind = nodes[length:]
     is_alone = not behind or is_sign(behind[0], "%") or is_letters(behind[0])
     if not is_alone or not _ANOTHER_NUMBER.isdisjoint(map(word_of, behind)):

@@ -102,5 +102,5 @@ class _WithResponse:
     def generate(self, requests: Any, settings: Any, on_finished: object = None) -> list[list[Generation]]:
         """Samples all responses and replaces the first; never calls `on_finished`."""
         del on_finished
-        first, *others = self._backend.generate(requests, settings)
-        return [[self._given, *first[1:]], *others]
+        first, *further_groups = self._backend.generate(requests, settings)
+        return [[self._given, *first[1:]], *further_groups]

@@ -346,7 +346,10 @@ def plan_lines(config: RunConfig) -> list[str]:
         f"note: {line}" for line in (*_settings_not_read(config), *_lost_to_rounding(config), *_likely_mistakes(config))
     ]
     if config.set_with_method:
-        changed = ", ".join(f"{key}={value} (else {other})" for key, (value, other) in config.set_with_method.items())
+        changes: list[str] = []
+        for key, (value, value_otherwise) in config.set_with_method.items():
+            changes.append(f"{key}={value} (else {value_otherwise})")
+        changed = ", ".join(changes)
         lines.append(
             f"note: the configuration that chooses {method} also sets {changed}; a fair comparison with another method keeps "
             "this configuration and overrides algorithm.adv_estimator alone"

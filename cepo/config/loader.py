@@ -139,15 +139,15 @@ def _set_with_method(sources: Sequence[Source], defaults: Tree, origins: Origins
         return {}
     file = choosing[-1]
     sources_before = sources[: sources.index(file)]
-    before = dict(leaves(_merged(sources_before, defaults)))
+    tree_before = dict(leaves(_merged(sources_before, defaults)))
     changed: dict[str, tuple[object, object]] = {}
     for key, value in leaves(file.tree):
         place = file.origins.places.get(key)
         still_holds = origins.places.get(key) == place
         if not key.startswith(("data.", "worker.")) or not still_holds:
             continue
-        if key in before and before[key] != value:
-            changed[key] = (value, before[key])
+        if key in tree_before and tree_before[key] != value:
+            changed[key] = (value, tree_before[key])
     return changed
 
 
@@ -245,15 +245,15 @@ def _with_losses(worker: WorkerConfig, origins: Origins) -> WorkerConfig:
             raise origins.error(
                 path, f"unknown key '{path}': no policy loss has this name.{near} Known: {', '.join(known_losses)}"
             )
-        own = LOSSES.own_fields(name)
+        own_fields = LOSSES.own_fields(name)
         for key in actor.loss.get(name, {}):
-            if key not in own:
-                shared = f" Write worker.actor.{key}." if key in LOSSES.shared else did_you_mean(key, own)
-                known = f" Known under {path}: {', '.join(own) or 'nothing'}."
+            if key not in own_fields:
+                shared = f" Write worker.actor.{key}." if key in LOSSES.shared else did_you_mean(key, own_fields)
+                known = f" Known under {path}: {', '.join(own_fields) or 'nothing'}."
                 raise origins.error(f"{path}.{key}", f"unknown key '{path}.{key}'.{shared}{known}")
         config = dataclasses.asdict(origins.read(loss_class(name).Config, loss_section(name, values), path=path))
-        if own:
-            own_settings[name] = {key: config[key] for key in own}
+        if own_fields:
+            own_settings[name] = {key: config[key] for key in own_fields}
     if own_settings == actor.loss:
         return worker
     return dataclasses.replace(worker, actor=dataclasses.replace(actor, loss=own_settings))

@@ -208,8 +208,8 @@ def read_argument(argument: str) -> Source:
 
 def _ends_in_comment(value: str, node: yaml.Node | None) -> bool:
     """Returns whether YAML leaves out the end of a text, or all of it, because it begins with `#`."""
-    rest = value if node is None else value[node.end_mark.index :]
-    return rest.lstrip().startswith("#")
+    remainder = value if node is None else value[node.end_mark.index :]
+    return remainder.lstrip().startswith("#")
 
 
 def _collect_argument_keys(node: object, prefix: str, place: str, places: dict[str, str]) -> None:

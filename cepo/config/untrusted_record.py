@@ -99,7 +99,7 @@ def read_record(file: Path, given: Collection[str], sections: Collection[str] = 
     Raises `ConfigError` if the file cannot be read, or if a setting is a reference, which may read the environment.
     """
     source, _ = read_file(file, within=file.parent)
-    own = is_own_record(file)
+    is_own = is_own_record(file)
     everything: Tree = {}
     for key, value in leaves(source.tree, whole=EASYR1_KEYS):
         if _below(key, sections) and not _below(key, given):
@@ -115,7 +115,7 @@ def read_record(file: Path, given: Collection[str], sections: Collection[str] = 
                 f"{place_of(key)}: {key} refers to {value!r}, and references of a run's own record are not followed, since "
                 f"they may read the environment; give {key}=..."
             )
-    if own:
+    if is_own:
         return Record(file, everything, everything, source.origins, is_own=True, refused={})
     accepted: Tree = {}
     refused: Tree = {}
@@ -215,8 +215,8 @@ def _listed_functions(value: object) -> str | None:
         listed = next((file for file in LISTED_REWARDS if f"/{path}".endswith(f"/{file}")), None)
         if listed is None or function != _REWARD_NAME:
             return None
-        around = PACKAGE_FOLDER.parent if listed.startswith("cepo/") else SHIPPED_FOLDER
-        functions.append(f"{around / listed}:{function}")
+        root = PACKAGE_FOLDER.parent if listed.startswith("cepo/") else SHIPPED_FOLDER
+        functions.append(f"{root / listed}:{function}")
     return ",".join(functions)
 
 
@@ -236,8 +236,8 @@ def _refusal(record: Record, refused: Fields) -> str:
     lines: list[str] = []
     arguments: list[str] = []
     for key, value in refused.items():
-        shown = str(without_interpolation(value))[:200]
-        lines.append(f"{record.origins.place_of(key)}: {key} is {shown!r}")
+        value_in_words = str(without_interpolation(value))[:200]
+        lines.append(f"{record.origins.place_of(key)}: {key} is {value_in_words!r}")
         argument = _remedy(key)
         if argument not in arguments:
             arguments.append(argument)

@@ -170,8 +170,8 @@ def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]
     """Returns the beliefs about prefixes: the smoothed pass rate of the other rollouts, and each method's belief."""
     evidence: list[tuple[str, Numbers | None]] = []
     for method in signals:
-        before, _ = _beliefs(truth, method, rollouts) or (None, None)
-        evidence.append((method.label, before))
+        belief_before, _ = _beliefs(truth, method, rollouts) or (None, None)
+        evidence.append((method.label, belief_before))
     pass_rate = Arm("pass rate of the others", "baseline", _prior(rollouts).numpy()[truth.row])
     return [pass_rate, *_evidence_arms(evidence)]
 

@@ -185,10 +185,10 @@ def write_credit_page(results: Fields, out: Path) -> Path:
     """
     description = results["description"]
     tables = {table.title: table for table in credit_tables(results, with_kinds=True)}
-    knowledge, *others = [table_of_scores(table, first="method") for table in tables.values()]
+    knowledge, *further_tables = [table_of_scores(table, first="method") for table in tables.values()]
     sections: list[Section] = []
     if "credit" in results:
-        credit, value, *contrast = others
+        credit, value, *contrast = further_tables
         sections.append(
             Section(
                 title="Agreement with the truth",
@@ -300,10 +300,10 @@ def _sections_of_responses(folder: Path) -> Iterator[Section]:
         traces = list(read_objects(path, within=folder))
         traces.sort(key=_largest_credit, reverse=True)
         pair = _clearest_pair(traces)
-        others = [trace for trace in traces if trace not in pair][: _MOST_RESPONSES - len(pair)]
-        shown = [_credited(trace, folder) for trace in pair]
-        folded = [_credited(trace, folder) for trace in others]
-    yield Section(title="True credit beside each method", notes=[_COLOURS], responses=shown, closed=False)
+        further_traces = [trace for trace in traces if trace not in pair][: _MOST_RESPONSES - len(pair)]
+        pair_responses = [_credited(trace, folder) for trace in pair]
+        folded = [_credited(trace, folder) for trace in further_traces]
+    yield Section(title="True credit beside each method", notes=[_COLOURS], responses=pair_responses, closed=False)
     if folded:
         yield Section(title="More responses", responses=folded)
 
@@ -318,9 +318,9 @@ def _clearest_pair(traces: Sequence[Fields]) -> list[Fields]:
     `traces` are in the order of their largest credit.
     """
     for trace in traces:
-        for other in traces:
-            if other["prompt_id"] == trace["prompt_id"] and other["correct"] != trace["correct"]:
-                return [trace, other] if trace["correct"] else [other, trace]
+        for counterpart in traces:
+            if counterpart["prompt_id"] == trace["prompt_id"] and counterpart["correct"] != trace["correct"]:
+                return [trace, counterpart] if trace["correct"] else [counterpart, trace]
     return list(traces[:1])
 
 

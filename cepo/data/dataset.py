@@ -147,10 +147,10 @@ class ProblemSet(Sequence[Problem]):
         )
         stats = RowStats(len(self._rows))
         with closing(checked_rows(check)) as results:
-            for found in results:
-                for numbers, checked in found:
+            for results_of_task in results:
+                for numbers, checked in results_of_task:
                     stats.put(numbers, checked)
-                for number in found[0][0]:
+                for number in results_of_task[0][0]:
                     self._refuse(number, stats)
         if stats.reasons:
             reasons = [f"row {number}: {reason}" for number, reason in sorted(stats.reasons.items())]

@@ -124,9 +124,9 @@ def place_of_missing(path: str, image_dir: str | None, folders: Sequence[Path]) 
     if "\\" in path:
         return ". Write / between folders, not the \\ of Windows"
     for ending in _ENDINGS:
-        other = str(Path(path).with_suffix(ending))
-        if os.path.isfile(os.path.join(image_dir or "", other)):
-            return f". There is {other}: names have their endings, in the same case"
+        similar_path = str(Path(path).with_suffix(ending))
+        if os.path.isfile(os.path.join(image_dir or "", similar_path)):
+            return f". There is {similar_path}: names have their endings, in the same case"
     return ""
 
 

@@ -181,8 +181,8 @@ class ReferenceTexts:
             return text
         beginning = self._codec.decode(tokens[:num_tokens]).rstrip("\ufffd")
         whole = self._codec.decode(tokens)  # not `text`: tokenizers compose accents
-        rest = whole[len(beginning) :]
-        if re.match(r"[.,]?\d", rest):
+        remainder = whole[len(beginning) :]
+        if re.match(r"[.,]?\d", remainder):
             beginning = _PART_OF_A_NUMBER.sub("", beginning)
         return beginning.rstrip()
 
@@ -200,9 +200,9 @@ class ContextBuilder(ReferenceTexts):
 
     def for_another_thread(self) -> ContextBuilder:
         """Returns an equal builder with a tokenizer of its own, because calls change the state of a tokenizer."""
-        other = copy(self)
-        other._processing = other._codec = Processing(**self._processing.arguments)
-        return other
+        twin = copy(self)
+        twin._processing = twin._codec = Processing(**self._processing.arguments)
+        return twin
 
     def student(self, problem: Problem) -> EncodedPrompt:
         """Encodes the student's prompt; raises `DataError` if it is too long, because a question is never cut."""

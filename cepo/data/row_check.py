@@ -212,7 +212,7 @@ def _by_helpers(check: RowCheck, tasks: Sequence[Sequence[int]], processes: int,
     tables: dict[int, Any] = {}
     places: dict[Future[Any], int] = {}
     finished: SimpleQueue[Future[Any]] = SimpleQueue()
-    others = set(multiprocessing.active_children())
+    earlier_processes = set(multiprocessing.active_children())
     helpers: set[Any] = set()
     fork = multiprocessing.get_context("fork")
     num_checked = memoryview(mmap.mmap(-1, 8)).cast("q")  # which processes share, without a file
@@ -225,7 +225,7 @@ def _by_helpers(check: RowCheck, tasks: Sequence[Sequence[int]], processes: int,
                     places[future] = place
                     future.add_done_callback(finished.put)
             finally:  # also if one of the processes cannot be forked: the others would never end
-                helpers = set(multiprocessing.active_children()) - others
+                helpers = set(multiprocessing.active_children()) - earlier_processes
         # The end of the helpers is then the end of the pipe. Otherwise a result that one wrote in part is waited for for ever.
         pool._result_queue._writer.close()  # pyright: ignore
         for _ in tasks:
@@ -254,11 +254,11 @@ def _by_helpers(check: RowCheck, tasks: Sequence[Sequence[int]], processes: int,
 @contextmanager
 def _interrupts_held() -> Generator[None]:
     """Holds Ctrl-C back from this thread, and from processes that it forks; the signals that its caller held stay held."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _next(finished: SimpleQueue[Future[Any]], num_checked: memoryview[int]) -> Future[Any] | None:
@@ -266,14 +266,14 @@ def _next(finished: SimpleQueue[Future[Any]], num_checked: memoryview[int]) -> F
 
     The time is counted: all processes may be paused. Rows count, since a task with long videos may take minutes.
     """
-    before = num_checked[0]
+    num_checked_before = num_checked[0]
     silence = 0.0
     while silence < LONGEST_SILENCE_SECONDS:
         interrupts.raise_if_lost()
         with suppress(Empty):
             return finished.get(timeout=_SECONDS_BETWEEN_LOOKS)
-        silence = silence + _SECONDS_BETWEEN_LOOKS if num_checked[0] == before else 0.0
-        before = num_checked[0]
+        silence = silence + _SECONDS_BETWEEN_LOOKS if num_checked[0] == num_checked_before else 0.0
+        num_checked_before = num_checked[0]
     return None
 
 

@@ -157,10 +157,10 @@ def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:
     double = next((name for name in names if name and names.count(name) > 1), None)
     if double is not None:
         fault = f"names the column {double!r:.100} twice"
-    other = next((mark for mark in _OTHER_DELIMITERS if len(names) == 1 and mark in names[0]), None)
-    if other is not None:
-        fault = f"is one column with {other!r} in its name; fields are separated by commas in .csv and by tabs in .tsv"
-    if double is not None or other is not None or not any(names):
+    other_delimiter = next((mark for mark in _OTHER_DELIMITERS if len(names) == 1 and mark in names[0]), None)
+    if other_delimiter is not None:
+        fault = f"is one column with {other_delimiter!r} in its name; fields are separated by commas in .csv and by tabs in .tsv"
+    if double is not None or other_delimiter is not None or not any(names):
         raise ConfigError(f"data file {path}: its first row, the header, {fault}; accepted: the columns' names")
     return names
 

@@ -76,11 +76,11 @@ def _of_images(values: Sequence[object], rules: ImageRules, fps: float, factor: 
 
     if not values:
         raise DataError("the video has no frame")
-    shown = [*values]
-    if len(shown) % 2:
-        shown.append(shown[-1])
-    count = len(shown)
-    images = (load_rgb(value, rules.image_dir, hosts=rules.image_hosts) for value in shown)
+    frames_in_pairs = [*values]
+    if len(frames_in_pairs) % 2:
+        frames_in_pairs.append(frames_in_pairs[-1])
+    count = len(frames_in_pairs)
+    images = (load_rgb(value, rules.image_dir, hosts=rules.image_hosts) for value in frames_in_pairs)
     return Video(
         frames=_resized(images, count, rules, factor),
         frame_numbers=tuple(range(count)),

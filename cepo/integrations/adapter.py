@@ -170,8 +170,8 @@ class MethodAdapter:
         readings = teacher_contexts_of(estimator, groups, possible, placed, rewards=rewards, group_ids=group_ids)
         # A penalty is a signal of its own, also for rows of which the method has none.
         live = readings.learning | (penalties is not None)
-        shown, metrics = self._shown(readings, groups, live)
-        old_log_probs, teacher_log_probs = score(live, shown)
+        shown_to_teachers, metrics = self._shown(readings, groups, live)
+        old_log_probs, teacher_log_probs = score(live, shown_to_teachers)
 
         mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)  # (B, T)
         width = mask.shape[1]  # the other trainer may pad to more

@@ -80,7 +80,8 @@ def scored_groups(groups: Sequence[ResponseGroup], model: str, *, responses: int
     Raises `DataError`: no group has both a right and a wrong response.
     """
     chosen = chosen_groups(groups, responses=responses)
-    with opened(model, longest=max(len(each.response) for group in chosen for each in group.responses)) as session:
+    longest = max(len(response.response) for group in chosen for response in group.responses)
+    with opened(model, longest=longest) as session:
         return scored_by(session, chosen)
 
 

@@ -34,7 +34,7 @@ def write_look_page(
     sections = [findings_section(findings), *contrast]
     if pair is not None:
         sections.append(pair)
-    shown = _spread(observed.groups)
+    shown_groups = _spread(observed.groups)
     charts = [
         replace(chart, unit="tokens or characters") if chart.title == LENGTH else chart
         for chart in charts_of(observed.metrics)
@@ -48,8 +48,8 @@ def write_look_page(
         sections=[
             *sections,
             *chart_sections(charts),
-            Section(title="Responses", tables=[_responses_table(shown, len(observed.responses))], closed=False),
-            Section(title="Groups", tables=[_groups_table(shown, len(observed.groups))]),
+            Section(title="Responses", tables=[_responses_table(shown_groups, len(observed.responses))], closed=False),
+            Section(title="Groups", tables=[_groups_table(shown_groups, len(observed.groups))]),
         ],
     )
 

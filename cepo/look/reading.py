@@ -212,7 +212,9 @@ def _rows(file: Path, *, is_trls: bool) -> Iterator[RecordedResponse | None]:
             content = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
             schema = content.schema_arrow
             names = [column.name for column in schema if not _is_of_numbers(column.type)]
-            floats = [each.name for each in schema if pyarrow.types.is_floating(each.type) and each.name != "advantage"]
+            floats = [
+                field.name for field in schema if pyarrow.types.is_floating(field.type) and field.name != "advantage"
+            ]
             if not is_trls:
                 require_names(dict.fromkeys(schema.names), str(file))
             for batch in content.iter_batches(batch_size=1_000, columns=names, use_threads=False):

@@ -53,8 +53,8 @@ def write_still_picture(path: Path, pair: Section | None) -> Path:
     top = image_top + max(_LINE * len(problem), height_of_image) + 50
     height_of_curve = 50 + _CURVE if first.rows[0].belief else 10
     first_line = top + height_of_curve + _LINE
-    left, right = pair.responses
-    sides = [_side(left, _MARGIN, first_line), _side(right, _WIDTH - _MARGIN - _COLUMN, first_line)]
+    left_response, right_response = pair.responses
+    sides = [_side(left_response, _MARGIN, first_line), _side(right_response, _WIDTH - _MARGIN - _COLUMN, first_line)]
     lines = [piece.y for side in sides for piece in side["pieces"]]
     height = max([first_line, *lines]) + _MARGIN
     return write_template(

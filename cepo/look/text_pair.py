@@ -34,9 +34,11 @@ def clearest_pair_section(groups: Sequence[ResponseGroup]) -> Section | None:
 def _pairs(group: ResponseGroup) -> Iterator[tuple[RecordedResponse, RecordedResponse]]:
     right = [response for response in group.responses if response.right]
     wrong = [response for response in group.responses if response.right is False]
-    for one, other in itertools.product(right[:4], wrong[:4]):
-        if one.response != other.response and max(len(one.response), len(other.response)) <= _LONGEST:
-            yield one, other
+    for right_response, wrong_response in itertools.product(right[:4], wrong[:4]):
+        right_text = right_response.response
+        wrong_text = wrong_response.response
+        if right_text != wrong_text and max(len(right_text), len(wrong_text)) <= _LONGEST:
+            yield right_response, wrong_response
 
 
 def _common_share(pair: tuple[RecordedResponse, RecordedResponse]) -> float:

@@ -157,8 +157,8 @@ def _coarse(log_probs: Tensor, top: Tensor) -> Tensor:
     The remaining mass is summed directly, because 1 - (mass of the top) may have no correct digit in float32.
     """
     without_top = log_probs.scatter(1, top, -math.inf)
-    rest = without_top.logsumexp(dim=1, keepdim=True)  # (n, 1)
-    return torch.cat([log_probs.gather(1, top), rest], dim=1)
+    tail = without_top.logsumexp(dim=1, keepdim=True)  # (n, 1)
+    return torch.cat([log_probs.gather(1, top), tail], dim=1)
 
 
 def _entries(student: Tensor, teacher: Tensor, settings: DivergenceConfig) -> Tensor:
@@ -169,10 +169,10 @@ def _entries(student: Tensor, teacher: Tensor, settings: DivergenceConfig) -> Te
         return student.exp() * (student - teacher)
     # log P_T - log M = -log(b + (1 - b) e^u) with u = log P_S - log P_T, and likewise for P_S, avoids cancellation.
     share = settings.jsd_weight  # b
-    rest = 1.0 - share
-    odds = student - teacher + math.log(rest / share)
+    students_share = 1.0 - share
+    odds = student - teacher + math.log(students_share / share)
     teacher_part = share * teacher.exp() * (_softplus(odds) + math.log(share))
-    student_part = rest * student.exp() * (_softplus(-odds) + math.log(rest))
+    student_part = students_share * student.exp() * (_softplus(-odds) + math.log(students_share))
     return -(teacher_part + student_part)
 
 

@@ -86,18 +86,18 @@ class ChatTemplate:
             content: Any = [{"type": "text", "text": text}] if as_parts else text
             messages.append({"role": role, "content": content})
         try:
-            rest = self.render(messages, opens_answer=opens_answer)
+            remainder = self.render(messages, opens_answer=opens_answer)
         except (ConfigError, DataError):  # a prompt that the template refuses says so itself
             return None
         pieces: list[str] = []
         for text in slots:
-            piece, found, rest = rest.partition(text)
-            if not found:
+            piece, separator, remainder = remainder.partition(text)
+            if not separator:
                 return None
             pieces.append(piece)
-        if _SLOT in "".join([*pieces, rest]):  # a text is written twice
+        if _SLOT in "".join([*pieces, remainder]):  # a text is written twice
             return None
-        return [*pieces, rest]
+        return [*pieces, remainder]
 
     def after_answer(self, *, as_parts: bool) -> str:
         """Returns what follows an assistant's text: at the end of a conversation, or if that is nothing, before a user's."""

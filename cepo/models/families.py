@@ -98,11 +98,11 @@ class Gemma3Reader(ImageReader):
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
         """See `ImageReader.expand`. Adjacent line breaks are then merged, as by the tokenizer and vLLM in a text."""
         expanded = super().expand(engine_ids, images)
-        for first, second, both in self._rules:
+        for first, second, merged in self._rules:
             joined: list[int] = []
             for token in expanded:
                 if joined and joined[-1] == first and token == second:
-                    joined[-1] = both
+                    joined[-1] = merged
                 else:
                     joined.append(token)
             expanded = joined

@@ -41,8 +41,8 @@ def log_probs_and_entropies(
     weight: Any = head.weight
     num_tokens = len(targets)
     hidden, targets, size = in_whole_blocks(hidden, targets, size, weight)
-    found: Any = _LogProbsAndEntropies.apply(hidden, weight, targets, logits_product(head), temperature, size)
-    log_probs, entropies = found
+    outputs: Any = _LogProbsAndEntropies.apply(hidden, weight, targets, logits_product(head), temperature, size)
+    log_probs, entropies = outputs
     return log_probs[:num_tokens].clone(), entropies[:num_tokens].clone()  # FSDP hooks no views
 
 

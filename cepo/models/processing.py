@@ -228,8 +228,8 @@ class Processing(TextCodec):
             raise self.template.error("drops or repeats texts of a conversation")
         token_ids: list[int] = []
         for index, piece in enumerate(texts):
-            head, found, rendered = rendered.partition(slot(index))
-            if not found:
+            head, separator, rendered = rendered.partition(slot(index))
+            if not separator:
                 raise self.template.error("changes or reorders the texts of a conversation")
             token_ids += self.tokenizer(head, add_special_tokens=False)["input_ids"]
             token_ids += self.encode_text(piece)

@@ -39,8 +39,8 @@ def response_end(template: ChatTemplate, tokenizer: Any, declared: Sequence[int]
     token_id = _token_of(marker, tokenizer)
     if token_id is None:
         return ResponseEnd(tuple(declared), text=marker)
-    others = [declared_id for declared_id in declared if declared_id != token_id]
-    return ResponseEnd((token_id, *others))
+    further_ids = [declared_id for declared_id in declared if declared_id != token_id]
+    return ResponseEnd((token_id, *further_ids))
 
 
 def end_marker(after_answer: str, tokenizer: Any) -> str:
@@ -132,11 +132,11 @@ def warn_of_undeclared_end(
         marker = f"the token {tokenizer.convert_ids_to_tokens(end.token_ids[0])!r}"
     else:
         return
-    others = ", ".join(repr(text) for text in tokenizer.convert_ids_to_tokens(list(declared)))
+    declared_texts = ", ".join(repr(text) for text in tokenizer.convert_ids_to_tokens(list(declared)))
     logger.warning(
         "%s ends an assistant's turn with %s, and the model's files declare %s as the end of a response; %s",
         template,
         marker,
-        others or "nothing",
+        declared_texts or "nothing",
         consequence,
     )

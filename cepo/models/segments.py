@@ -367,11 +367,11 @@ def _require_gradients(
         return attend_by_parts(query, key, value, _TRIAL, scale)
 
     try:
-        found = _with_gradients(attend, inputs, device, dtype)
+        computed = _with_gradients(attend, inputs, device, dtype)
     except RuntimeError as error:  # a kernel that this device, driver or torch build cannot run
         raise _cannot_pack(f"{type(error).__name__}: {error}") from error
-    wanted = _with_gradients(attend_exactly, inputs, torch.device("cpu"), torch.float64)
-    for name, tensor, reference in zip(("output", "query", "key", "value"), found, wanted, strict=True):
+    expected = _with_gradients(attend_exactly, inputs, torch.device("cpu"), torch.float64)
+    for name, tensor, reference in zip(("output", "query", "key", "value"), computed, expected, strict=True):
         gap = float((tensor.cpu() - reference).norm() / reference.norm())
         if not gap <= _LARGEST_GAP[dtype]:  # also if it is no number
             what = "attention" if name == "output" else f"attention's gradient of the {name}"

@@ -10,13 +10,13 @@ from cepo.report.score_tables import Cell
 
 def headline_of(settings: Sequence[Setting]) -> str:
     """Returns the result after training in one sentence, with 95 % intervals of differences from the first setting."""
-    first, *others = settings
+    first, *further_settings = settings
     mean_of_first = first.at_end(ACCURACY)
-    if not others:
+    if not further_settings:
         return _of_one_setting(first)
-    if len(others) > 1:
+    if len(further_settings) > 1:
         return _of_several_settings(settings)
-    (second,) = others
+    (second,) = further_settings
     mean_of_second = second.at_end(ACCURACY)
     difference = paired_difference(first, second)
     if isinstance(mean_of_first, str) or isinstance(mean_of_second, str) or isinstance(difference, str):
@@ -54,7 +54,7 @@ def _of_one_setting(setting: Setting) -> str:
 
 
 def _of_several_settings(settings: Sequence[Setting]) -> str:
-    first, *others = settings
+    first, *further_settings = settings
     accuracy_of: dict[str, float] = {}
     for setting in settings:
         mean = setting.at_end(ACCURACY)
@@ -64,7 +64,7 @@ def _of_several_settings(settings: Sequence[Setting]) -> str:
         return "No setting has a held-out accuracy after training."
     best = max(accuracy_of, key=lambda label: accuracy_of[label])
     differences: list[str] = []
-    for setting in others:
+    for setting in further_settings:
         difference = paired_difference(first, setting)
         if isinstance(difference, Cell):
             differences.append(f"{setting.label} {difference.mean:+.1f} points{_interval(difference)}")
@@ -121,17 +121,17 @@ def unit_of_errors(settings: Sequence[Setting]) -> str:
 
 def notes_of(settings: Sequence[Setting]) -> Iterator[str]:
     """Yields how the numbers of the table were computed."""
-    first, *others = settings
+    first, *further_settings = settings
     yield "Seconds are medians over steps."
-    if not others:
+    if not further_settings:
         return
     yield (
         f"Differences are from {first.label}, the first setting, paired by seed, at the last validation that both runs made; "
         "of a single pair the error is that of independent samples."
     )
-    if len(others) > 1:
+    if len(further_settings) > 1:
         yield "The intervals of several differences are not widened for their number."
     seeds_of_first = {seeds_of(run) for run in first.runs}
-    for setting in others:
+    for setting in further_settings:
         if seeds_of_first.isdisjoint(seeds_of(run) for run in setting.runs):
             yield f"{setting.label} has no seed in common with {first.label}: its difference is not paired."

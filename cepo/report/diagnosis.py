@@ -133,9 +133,9 @@ def _percent(share: float) -> str:
 def unended(observed: Observed) -> Finding | None:
     """Responses go on after their answer until the length limit cuts them."""
     share = observed.mean("response_length/clip_ratio")
-    shown = _cut(observed)
-    answered = [response for response in shown if _STATED.search(response.response)]
-    if share is None or share < 1 - MOST_CUT or 2 * len(answered) <= len(shown):
+    cut_responses = _cut(observed)
+    answered = [response for response in cut_responses if _STATED.search(response.response)]
+    if share is None or share < 1 - MOST_CUT or 2 * len(answered) <= len(cut_responses):
         return None
     return Finding(
         name="responses do not end",
@@ -168,10 +168,10 @@ def answer_format(observed: Observed) -> Finding | None:
     """The grader finds no answer, though some responses may be right."""
     share = observed.mean("references/responses_without_answer")
     if share is None:
-        asked = [response for response in observed.sample if _ANSWER.search(response.prompt)]
-        if 2 * len(asked) <= len(observed.sample):
+        with_format = [response for response in observed.sample if _ANSWER.search(response.prompt)]
+        if 2 * len(with_format) <= len(observed.sample):
             return None
-        share = sum(_ANSWER.search(response.response) is None for response in asked) / len(asked)
+        share = sum(_ANSWER.search(response.response) is None for response in with_format) / len(with_format)
     if share < MOST_WITHOUT_ANSWER:
         return None
     without = (response for response in observed.sample if _ANSWER.search(response.response) is None)
@@ -200,14 +200,15 @@ def equal_rewards(observed: Observed) -> Finding | None:
 
 def looping(observed: Observed) -> Finding | None:
     """Responses repeat one phrase."""
-    found = [response for response in observed.sample if _LOOP.search(response.response[-_READ:])]
-    if not found or len(found) < MOST_LOOPING * len(observed.sample):
+    looping_responses = [response for response in observed.sample if _LOOP.search(response.response[-_READ:])]
+    if not looping_responses or len(looping_responses) < MOST_LOOPING * len(observed.sample):
         return None
+    share = len(looping_responses) / len(observed.sample)
     return Finding(
         name="responses repeat themselves",
-        figure=f"{_percent(len(found) / len(observed.sample))} of the responses repeat one phrase eight times or more.",
+        figure=f"{_percent(share)} of the responses repeat one phrase eight times or more.",
         advice="a lower learning rate, or an earlier checkpoint: the policy has broken down.",
-        evidence=found[-_EVIDENCE:],
+        evidence=looping_responses[-_EVIDENCE:],
     )
 
 
@@ -216,7 +217,11 @@ def equal_responses(observed: Observed) -> Finding | None:
     sized = [group for group in observed.groups if len(group.responses) >= 4]
     if len(sized) < _FEWEST_GROUPS:
         return None
-    share = statistics.fmean(len({each.response for each in group.responses}) / len(group.responses) for group in sized)
+    shares: list[float] = []
+    for group in sized:
+        texts = {response.response for response in group.responses}
+        shares.append(len(texts) / len(group.responses))
+    share = statistics.fmean(shares)
     if share >= LEAST_DISTINCT:
         return None
     return Finding(
@@ -319,14 +324,19 @@ def phrase_as_reward(observed: Observed) -> Finding | None:
     groups = observed.mixed[-200:]
     if len(groups) < _FEWEST_GROUPS:
         return None
-    found = [[set(_phrases(each.response[-_READ:])) for each in group.responses] for group in groups]
-    in_groups = Counter(itertools.chain.from_iterable(set[str]().union(*of_group) for of_group in found))
+    of_responses: list[set[str]] = []
+    in_groups = Counter[str]()
+    for group in groups:
+        of_group = [set(_phrases(response.response[-_READ:])) for response in group.responses]
+        of_responses += of_group
+        in_groups.update(set[str]().union(*of_group))
     common = (phrase for phrase, number in in_groups.items() if 2 * number > len(groups))
     phrases = sorted(common, key=lambda phrase: (len(phrase), phrase))  # of equal correlations the shortest is named
     if not phrases:
         return None
-    of_responses = itertools.chain.from_iterable(found)
-    has_phrase = numpy.array([[float(phrase in each) for phrase in phrases] for each in of_responses])  # (R, K)
+    has_phrase = numpy.zeros((len(of_responses), len(phrases)))  # (R, K)
+    for row, of_response in enumerate(of_responses):
+        has_phrase[row] = [phrase in of_response for phrase in phrases]
     correlations = _correlations(groups, has_phrase)
     place = int(numpy.abs(correlations).argmax())
     phrase, correlation = phrases[place], float(correlations[place])

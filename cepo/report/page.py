@@ -132,10 +132,10 @@ def _samples_tables(run: RunData) -> Iterator[Table]:
         samples_of_steps[row["step"]].append(sample)
     if not samples_of_steps:
         return
-    shown: dict[str, list[Sample]] = {}
+    samples_by_title: dict[str, list[Sample]] = {}
     for step in (min(samples_of_steps), max(samples_of_steps)):
-        shown[f"at step {step}"] = samples_of_steps[step]
-    yield samples_table(shown)
+        samples_by_title[f"at step {step}"] = samples_of_steps[step]
+    yield samples_table(samples_by_title)
 
 
 _METRIC_HEADINGS = ("metric", "measured", "first", "last", "lowest", "highest", "mean", "last step")

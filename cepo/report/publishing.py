@@ -124,16 +124,16 @@ def write_card(actor: Path, folder: Path, *, base_model: str | None, adapter: st
         return
     run = load_run(checkpoint.parent)
     step = checkpoint.name.removeprefix(CHECKPOINT_PREFIX)
-    after = ""
+    stage = ""
     if step.isdecimal():
-        after = f", after step {step}"
+        stage = f", after step {step}"
         run = replace(run, rows=[row for row in run.rows if row.step <= int(step)])
     weights = "Weights" if adapter is None else "A LoRA adapter"
     parts = [
         _front_matter(run, base_model, adapter),
         f"# {run.name}",
         f"{weights} of {_public(base_model) or 'a model'}, trained with [cepo](https://arxiv.org/abs/2605.19436) "
-        f"{cepo.__version__}{after}.",
+        f"{cepo.__version__}{stage}.",
         "" if adapter is None else f"The adapter is in `{adapter}`, in PEFT's format.",
         _section("Result", ((kind.label, f"{kind.last}, {kind.change}") for kind in accuracies(run))),
         _section("Data", ((key, _public(run.setting(f"data.{key}"))) for key in ("train_files", "val_files"))),

@@ -34,7 +34,7 @@ def comparable_methods(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[
     smallest_group = min(len(group.rollouts) for group in groups)
     settings = run.setting("algorithm", {})
     methods = {name: build_estimator(name, section_of(name, settings)) for name in available_estimators()}
-    own = methods.get(run.estimator)  # None if it belongs to a plug-in that is not loaded
+    own_method = methods.get(run.estimator)  # None if it belongs to a plug-in that is not loaded
     recorded = _RecordedStep.of(run, groups)
     for name, method in methods.items():
         if "values" in method.reads or "reward_baselines" in method.reads or method.distilled_view is not None:
@@ -43,7 +43,7 @@ def comparable_methods(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[
             continue
         if not recorded_views.issuperset(method.views):
             continue
-        if name == run.estimator or recorded.serves(method, own):
+        if name == run.estimator or recorded.serves(method, own_method):
             yield name, method
 
 
@@ -90,12 +90,12 @@ class _RecordedStep:
             return False
         if not set(method.views).issubset(own.views):
             return False
-        wanted = self._readings(method)
+        readings = self._readings(method)
         of_own = self._readings(own)
         for view in method.views:
             hidden = self._hidden(own, of_own, view)
-            for row, reference in enumerate(wanted.shown[view]):
-                if reference is None or not wanted.learning[row]:
+            for row, reference in enumerate(readings.shown[view]):
+                if reference is None or not readings.learning[row]:
                     continue
                 if reference != of_own.shown[view][row]:
                     return False

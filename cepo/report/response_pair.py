@@ -64,8 +64,8 @@ def clarity(rollout: RolloutRecord) -> tuple[bool, float]:
         return False, float(evidence.max())
     excesses = numpy.sort(advantages / mean - 1)
     largest = excesses[-3:]
-    others = excesses[:-3]
-    return True, float(largest.sum() - numpy.abs(others).sum() / 2)
+    smaller_excesses = excesses[:-3]
+    return True, float(largest.sum() - numpy.abs(smaller_excesses).sum() / 2)
 
 
 def clearest_pair(rollouts: Sequence[RolloutRecord]) -> tuple[tuple[bool, bool, float], list[int]]:

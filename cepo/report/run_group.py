@@ -156,7 +156,7 @@ def configs_of(runs: Sequence[RunData]) -> list[dict[str, str]]:
         configs.append(defaults | recorded)
     for config in configs:
         for key, value in config.items():
-            longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
+            longer = [other_config[key] for other_config in configs if other_config.get(key, "").endswith(f"/{value}")]
             if longer:
                 config[key] = longer[0]
     for key in _DATA_FILES:

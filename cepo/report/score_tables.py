@@ -209,9 +209,9 @@ def _is_best(cell: Cell, column: Column, rows: Sequence[TableRow]) -> bool:
         return False
     means: list[float] = []
     for row in rows:
-        other = row.cells.get(column.name)
-        if isinstance(other, Cell):
-            means.append(other.mean)
+        competitor = row.cells.get(column.name)
+        if isinstance(competitor, Cell):
+            means.append(competitor.mean)
     return len(means) > 1 and cell.mean == max(means)
 
 

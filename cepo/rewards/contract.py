@@ -194,10 +194,10 @@ def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = Non
     keywords_of = {names[0]: kwargs} if len(names) == 1 else kwargs
     for name, keywords in keywords_of.items():
         if name not in names or not isinstance(keywords, Mapping):
-            shown = without_secrets(keywords, name=name)
+            shown_value = without_secrets(keywords, name=name)
             sections = ", ".join(f"{known_name}: {{...}}" for known_name in names)
             raise RewardError(
-                f"worker.reward.reward_function_kwargs has {name}={shown!r}.{did_you_mean(name, names)} Of several reward "
+                f"worker.reward.reward_function_kwargs has {name}={shown_value!r}.{did_you_mean(name, names)} Of several reward "
                 f"functions, give each its own section of keywords: {sections}."
             )
     parts: dict[str, LoadedReward] = {}

@@ -140,8 +140,8 @@ class Judge:
         """Returns the score that a reply states; raises `RewardError` if it states none."""
         text = _text_of(reply)
         if text is None:
-            shown = self.server.masked(str(reply))[:_SHOWN_ERROR]
-            raise RewardError(f"the judge's reply has no choices[0].message.content: {shown}")
+            reply_in_words = self.server.masked(str(reply))[:_SHOWN_ERROR]
+            raise RewardError(f"the judge's reply has no choices[0].message.content: {reply_in_words}")
         verdict = _score_in(text)
         if verdict is None:
             raise RewardError(f"the judge's reply has no <score>: {self.server.masked(text)[-_SHOWN_ERROR:]!r}")
@@ -158,9 +158,9 @@ def quotable(response: str, instructions: str) -> str:
     closing = next((line.strip() for line in behind.splitlines() if line.strip()), "")
     if len(closing) == 1 and closing not in _QUOTATION_MARKS:
         closing = ""
-    before = None
-    while response != before:  # what is taken out may join the halves of another
-        before = response
+    previous = None
+    while response != previous:  # what is taken out may join the halves of another
+        previous = response
         if closing:
             response = response.replace(closing, "")
         response = _IN_CONTROL_TEXT.sub(" ", response)

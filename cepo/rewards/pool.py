@@ -262,10 +262,10 @@ class RewardPool:
         """
         if not 0 <= threshold <= 1:
             return
-        outside = [score[key] for score in scores if not -_ROUNDING <= score[key] <= 1 + _ROUNDING]
-        if outside and self._is_first_report_of(key):
+        percents = [score[key] for score in scores if not -_ROUNDING <= score[key] <= 1 + _ROUNDING]
+        if percents and self._is_first_report_of(key):
             logger.warning(
-                f"{self.spec} returned {key}={outside[0]:g}, which is no fraction from 0 to 1; a response counts as right "
+                f"{self.spec} returned {key}={percents[0]:g}, which is no fraction from 0 to 1; a response counts as right "
                 f"from algorithm.correct_threshold={threshold:g} on. Return a fraction, or set "
                 "algorithm.correct_threshold to a value of this scale."
             )

@@ -82,9 +82,9 @@ def missing_checkpoint(path: Path) -> str:
     """Says for an error that a checkpoint's folder does not exist, and which ones its run has."""
     if path.is_file():
         return f"{path} is a file; give the checkpoint, a folder {CHECKPOINT_PREFIX}<N>"
-    others = [folder.name for folder in checkpoint_folders(path.parent).values()]
-    if others:
-        return f"{path} does not exist; the checkpoints of {path.parent} are {', '.join(others)}"
+    existing = [folder.name for folder in checkpoint_folders(path.parent).values()]
+    if existing:
+        return f"{path} does not exist; the checkpoints of {path.parent} are {', '.join(existing)}"
     return f"{path} does not exist; give a checkpoint of a run, a folder {CHECKPOINT_PREFIX}<N>"
 
 

@@ -61,8 +61,8 @@ def _runs_below(folder: Path) -> str:
     runs = [str(file.parent) for file in sorted(metrics)]
     if not runs:
         return ""
-    others = ", ..." if len(runs) > _MOST_RUNS else ""
-    return f" Runs in it: {', '.join(runs[:_MOST_RUNS])}{others}"
+    ellipsis = ", ..." if len(runs) > _MOST_RUNS else ""
+    return f" Runs in it: {', '.join(runs[:_MOST_RUNS])}{ellipsis}"
 
 
 def read_generations(run_folder: Path) -> Iterator[Tree]:

@@ -179,8 +179,8 @@ def _check_types_of_settings(cls: type[Any]) -> None:
 
 def _check_initialiser(cls: type[Any]) -> None:
     """Raises `ConfigError` for an `__init__` that takes anything but the settings."""
-    own = vars(cls).get("__init__")
-    if own is not None and [*inspect.signature(own).parameters][1:] != ["config"]:
+    initialiser = vars(cls).get("__init__")
+    if initialiser is not None and [*inspect.signature(initialiser).parameters][1:] != ["config"]:
         raise ConfigError(
             f"{cls.__qualname__} defines __init__; leave it out: its settings are the fields of a nested class Config, and "
             "self.config has their values"

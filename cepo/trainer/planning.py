@@ -209,11 +209,11 @@ def _placement(
                 return _Placed()
             return changed_images(prompt, reference, is_live)
         if isinstance(reference, PromptReference):
-            other = (prompt + 1) % len(rollouts.problems)
-            if other == prompt:
+            other_prompt = (prompt + 1) % len(rollouts.problems)
+            if other_prompt == prompt:
                 return _Placed()
-            shown = WITH_OTHER_PROMPT.format(rollouts.problems[other].prompt_id)
-            return _Placed(text=shown, context=rollouts.prompts[other])
+            placeholder = WITH_OTHER_PROMPT.format(rollouts.problems[other_prompt].prompt_id)
+            return _Placed(text=placeholder, context=rollouts.prompts[other_prompt])
         assert isinstance(reference, WordedReference)
         text = contexts.reference_text(reference)
         if not text:

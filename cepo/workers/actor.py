@@ -245,11 +245,11 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def _weighted_by_entropy(self, batch: OptimizerBatch, distillation: Distillation) -> Float[Tensor, "R T"]:
         """Multiplies each token's weight by `exp(-beta H)` over the mean of it, which is over all ranks' distilled tokens."""
-        kept = self.kept.entropies
+        entropies_of_rows = self.kept.entropies
         factors = torch.zeros(distillation.token_weight.shape, dtype=torch.float64)
         for number, row in enumerate(batch.rows):
-            if row.row is not None and row.row in kept:
-                entropies = kept[row.row].double()
+            if row.row is not None and row.row in entropies_of_rows:
+                entropies = entropies_of_rows[row.row].double()
                 factors[number, : len(entropies)] = (-distillation.divergence.entropy_beta * entropies).exp()
         factors = factors.where(distillation.token_weight > 0, 0.0)
         num_tokens = (distillation.token_weight > 0).sum().double()

@@ -271,8 +271,8 @@ def _activations(
     scored_rows = settings.micro_batch_size_per_device_for_experience
     layers = scored_rows * tokens_of_row * of_token.scored
     if not is_frozen:
-        kept = of_token.recomputed if settings.model.enable_gradient_checkpointing else of_token.kept
-        layers = max(layers, updated_rows * tokens_of_row * kept)
+        bytes_of_token = of_token.recomputed if settings.model.enable_gradient_checkpointing else of_token.kept
+        layers = max(layers, updated_rows * tokens_of_row * bytes_of_token)
     logits = max(updated_rows, scored_rows) * config.data.max_response_length * shape.vocabulary
     chunk = _BYTES_PER_LOGIT * min(HEAD_CHUNK_ELEMENTS_ON_GPU, logits)
     if compares:
@@ -386,7 +386,7 @@ def shape_of(config: Any, *, trust_remote_code: bool = False) -> ModelShape:
     apart = {model.get_output_embeddings()}
     for part in tower:
         apart.update(part.modules())
-    linear = [each for each in model.modules() if type(each) is torch.nn.Linear and each not in apart]
+    linear = [module for module in model.modules() if type(module) is torch.nn.Linear and module not in apart]
     blocks = [_size(block) for block in pretrained.sharded_blocks(model)]
     text = config.get_text_config()
     inner = text.intermediate_size

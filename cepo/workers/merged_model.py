@@ -333,9 +333,9 @@ def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
             foreign.append(name)
     if foreign:
         raise ValueError(f"{ADAPTER_CONFIG} has settings that cepo does not read: {', '.join(foreign)}")
-    read = {name: recorded[name] for name in _AdapterSettings.model_fields if name in recorded}
-    _AdapterSettings.model_validate(read)
+    known_settings = {name: recorded[name] for name in _AdapterSettings.model_fields if name in recorded}
+    _AdapterSettings.model_validate(known_settings)
     layers = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in tensors if ".lora_" in name}
     if not layers:
         raise ValueError(f"{ADAPTER_WEIGHTS} has no adapter")
-    return {**read, "peft_type": "LORA", "target_modules": sorted(layers)}
+    return {**known_settings, "peft_type": "LORA", "target_modules": sorted(layers)}

@@ -74,12 +74,12 @@ def with_numbers(config: RunConfig, sizes: PassSizes = WITHOUT_CARD) -> RunConfi
     """Returns the configuration with `sizes` where the passes of actor and critic are left open."""
 
     def numbered(settings: Any) -> Any:
-        found = sizes_of(settings, sizes)
+        pass_sizes = sizes_of(settings, sizes)
         return dataclasses.replace(
             settings,
-            micro_batch_size_per_device_for_update=found.update_rows,
-            micro_batch_size_per_device_for_experience=found.scoring_rows,
-            model=dataclasses.replace(settings.model, enable_gradient_checkpointing=found.recomputes),
+            micro_batch_size_per_device_for_update=pass_sizes.update_rows,
+            micro_batch_size_per_device_for_experience=pass_sizes.scoring_rows,
+            model=dataclasses.replace(settings.model, enable_gradient_checkpointing=pass_sizes.recomputes),
         )
 
     worker = config.worker
@@ -130,9 +130,9 @@ def chosen_for(
 ) -> PassSizes:
     """Returns and logs the passes of the model `name` on this process's GPU before anything is loaded."""
     free, card = torch.cuda.mem_get_info(device)
-    left = free - engine_in_passes(memory, rollout, free=free, total=card)
-    sizes = choose(needs, free=left, card=card)
-    logger.info("%s: %s, from %s free of %s", name, in_words(sizes, needs.tokens), gib(left), gib(card))
+    free_for_passes = free - engine_in_passes(memory, rollout, free=free, total=card)
+    sizes = choose(needs, free=free_for_passes, card=card)
+    logger.info("%s: %s, from %s free of %s", name, in_words(sizes, needs.tokens), gib(free_for_passes), gib(card))
     return sizes
 
 

@@ -79,15 +79,15 @@ def require_same_tokens(path: str, tokenizer: Any, policy: Any, *, distils: bool
             f"{named} has another tokenizer than the policy: {len(differing)} of {len(ours)} ids differ, such as {first}, "
             f"which is {theirs.get(first)!a} there and {ours.get(first)!a} here; {_REMEDY}"
         )
-    rows, own_rows = (each.get_text_config().vocab_size for each in (config, policy))
+    rows, own_rows = (part.get_text_config().vocab_size for part in (config, policy))
     if rows <= max(ours) or (distils and rows != own_rows):
         raise ConfigError(
             f"{named} has {rows} rows of tokens, and the policy {own_rows} with ids up to {max(ours)}; a method that distils "
             f"whole distributions needs as many. {_REMEDY}"
         )
-    found, expected = _images_of(config), _images_of(policy)
-    if found != expected:
-        raise ConfigError(f"{named} reads images as {found}, and the policy as {expected}; {_REMEDY}")
+    image_inputs, expected_inputs = _images_of(config), _images_of(policy)
+    if image_inputs != expected_inputs:
+        raise ConfigError(f"{named} reads images as {image_inputs}, and the policy as {expected_inputs}; {_REMEDY}")
 
 
 def _tokens_by_id(tokenizer: Any) -> dict[int, tuple[str, bool]]:

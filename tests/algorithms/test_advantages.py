@@ -179,10 +179,16 @@ def test_remax_is_the_reward_above_the_greedy_one_on_every_token() -> None:
     estimator = build_estimator("remax")
     assert estimator.reads == ("reward_baselines",)
     signal = estimator.signal(batch, step=0)
-    assert signal.advantages.tolist() == [[0.75, 0.0, 0.0], [-0.25, -0.25, -0.25], [-0.5, -0.5, 0.0]]
+    above_the_greedy = [
+        [0.75, 0.0, 0.0],
+        [-0.25, -0.25, -0.25],
+        [-0.5, -0.5, 0.0],
+    ]
+    assert signal.advantages.tolist() == above_the_greedy
     assert results(signal.metrics)["baseline/greedy_reward"] == 0.5
+    without_baselines = dataclasses.replace(batch, reward_baselines=None)
     with pytest.raises(AssertionError, match="reads reward_baselines"):
-        estimator.signal(dataclasses.replace(batch, reward_baselines=None), step=0)
+        estimator.signal(without_baselines, step=0)
 
 
 @pytest.mark.parametrize(

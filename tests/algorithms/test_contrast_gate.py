@@ -51,7 +51,8 @@ def test_the_estimate_finds_the_deviation_of_normal_noise() -> None:
     """2 x 20,000 contrasts of a standard deviation of 0.3 nats: 0.300 within 2 %."""
     generator = torch.Generator().manual_seed(1)
     delta = 0.3 * torch.randn(2, 20_000, generator=generator, dtype=torch.float64)
-    assert noise_of(pair_of(delta[0].tolist(), delta[1].tolist())) == pytest.approx(0.3, rel=0.02)
+    right, wrong = delta.tolist()
+    assert noise_of(pair_of(right, wrong)) == pytest.approx(0.3, rel=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -76,24 +77,24 @@ def test_floor_1_or_lambda_0_is_grpo_and_reads_no_teacher(
 
 def test_a_rollout_without_a_reference_is_grpos() -> None:
     batch = batch_of()
-    shown = torch.tensor([False, True] * 6)
+    is_shown = torch.tensor([False, True] * 6)
     views: dict[str, Tensor] = {}
     for view, values in batch.teacher_log_probs.items():
-        views[view] = values.where(shown.unsqueeze(1), batch.old_log_probs)
-    has_reference = {"correct": shown, "wrong": shown.clone()}
+        views[view] = values.where(is_shown.unsqueeze(1), batch.old_log_probs)
+    has_reference = {"correct": is_shown, "wrong": is_shown.clone()}
     partly = dataclasses.replace(batch, teacher_log_probs=views, has_reference=has_reference)
     plain = advantages_of("grpo", batch)
     gated = advantages_of("contrast_gate", partly)
-    assert same_bits(gated[~shown], plain[~shown])
-    assert not torch.equal(gated[shown], plain[shown])
+    assert same_bits(gated[~is_shown], plain[~is_shown])
+    assert not torch.equal(gated[is_shown], plain[is_shown])
 
 
 def test_by_default_a_group_without_a_wrong_reference_is_grpos() -> None:
     """As `negative.fallback: neutral` has it; `student` contrasts the right answer with the student."""
-    shown = {"correct": torch.tensor([True, True]), "wrong": torch.tensor([True, False])}
-    kept = build_estimator("contrast_gate").settled(shown)
-    assert kept["correct"].tolist() == [True, False]
-    one_sided = build_estimator("contrast_gate", {"negative": {"fallback": "student"}}).settled(shown)
+    can_be_shown = {"correct": torch.tensor([True, True]), "wrong": torch.tensor([True, False])}
+    neutral = build_estimator("contrast_gate").settled(can_be_shown)
+    assert neutral["correct"].tolist() == [True, False]
+    one_sided = build_estimator("contrast_gate", {"negative": {"fallback": "student"}}).settled(can_be_shown)
     assert one_sided["correct"].tolist() == [True, True]
 
 

@@ -22,7 +22,7 @@ from cepo.losses.divergence import chunked_divergence, distillation_losses
 from cepo.metrics import results
 from cepo.types import TextReference, TokenBatch, TokenReference
 
-both = pytest.mark.parametrize("method", ["opsd", "sdpo"])
+both_methods = pytest.mark.parametrize("method", ["opsd", "sdpo"])
 
 
 def batch_of(shown: list[bool]) -> TokenBatch:
@@ -37,7 +37,7 @@ REWARDS = torch.tensor([1.0, 0.0, 0.5, 0.5])
 GROUPS = torch.tensor([0, 0, 1, 1])
 
 
-@both
+@both_methods
 def test_rows_with_a_reference_or_an_advantage_are_updated(method: str) -> None:
     """Rows 0 and 2 have a reference; with a policy loss the first group, whose rewards differ, learns as well."""
     has_reference = {"correct": torch.tensor([True, False, True, False])}
@@ -49,7 +49,7 @@ def test_rows_with_a_reference_or_an_advantage_are_updated(method: str) -> None:
     assert live.tolist() == [True, True, True, False]
 
 
-@both
+@both_methods
 def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
     """Whatever the rewards and the teacher's log-probs are."""
     batch = batch_of([True, False, True, False])
@@ -66,7 +66,7 @@ def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
         assert torch.count_nonzero(signal.advantages) == 0
 
 
-@both
+@both_methods
 def test_a_policy_weight_blends_in_the_group_advantage(method: str) -> None:
     """Rewards of 1 and 0 have the deviation sqrt(1/2) and the advantages +-sqrt(1/2), of which weight 0.1 is a tenth."""
     blended = signal_of(method, batch_of([True] * 4), distillation={"policy_weight": 0.1})
@@ -76,7 +76,7 @@ def test_a_policy_weight_blends_in_the_group_advantage(method: str) -> None:
     assert blended.advantages[1].tolist() == pytest.approx([-tenth, 0.0, 0.0], rel=1e-5)
 
 
-@both
+@both_methods
 def test_a_policy_weight_of_1_is_the_group_method_bit_for_bit(method: str) -> None:
     batch = batch_of([True] * 4)
     grpo = signal_of("grpo", batch)
@@ -91,7 +91,7 @@ def test_a_policy_weight_of_1_is_the_group_method_bit_for_bit(method: str) -> No
     assert same_bits(policy_alone.advantages, grpo.advantages)
 
 
-@both
+@both_methods
 def test_weight_0_asks_no_teacher_and_leaves_flat_groups_out(method: str) -> None:
     policy_alone = build_estimator(method, {"distillation": {"weight": 0.0, "policy_weight": 1.0}})
     assert not policy_alone.needs_teacher(step=0)
@@ -103,7 +103,7 @@ def test_weight_0_asks_no_teacher_and_leaves_flat_groups_out(method: str) -> Non
     assert rows.tolist() == [True, True, True, True]
 
 
-@both
+@both_methods
 def test_metrics_count_demonstrated_rollouts_and_the_gain(method: str) -> None:
     """3 of 4 rollouts in 2 of 2 groups have a demonstration; the right one gains half a nat, the wrong ones a quarter."""
     teacher = torch.tensor([[-0.5], [-0.5], [-0.75], [-0.75]]).expand(4, 3)
@@ -118,7 +118,7 @@ def test_metrics_count_demonstrated_rollouts_and_the_gain(method: str) -> None:
     assert delta.tolist() == [[0.5, 0.5, 0.5], [0.0, 0.0, 0.0], [0.25, 0.25, 0.0], [0.25, 0.25, 0.25]]
 
 
-@both
+@both_methods
 def test_without_a_demonstration_there_is_no_gain(method: str) -> None:
     signal = signal_of(method, batch_of([False] * 4))
     metrics = results(signal.metrics)
@@ -128,7 +128,7 @@ def test_without_a_demonstration_there_is_no_gain(method: str) -> None:
 
 @pytest.mark.parametrize("importance_clip", [None, 2.0])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@both
+@both_methods
 def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
     method: str, aggregation: str, importance_clip: float | None
 ) -> None:
@@ -196,13 +196,13 @@ def test_table_of_demonstrations(
 def test_a_worked_solution_is_cut_to_num_tokens_or_required() -> None:
     solved = dataclasses.replace(group(FIRST, WRONG), solution="Angles sum to 180, so x = 70.")
     config = PositiveConfig(source="solution", num_tokens=300)
-    wanted = TextReference(text="Angles sum to 180, so x = 70.", max_tokens=300)
-    assert positive_references(solved, config) == [wanted, wanted]
+    solution = TextReference(text="Angles sum to 180, so x = 70.", max_tokens=300)
+    assert positive_references(solved, config) == [solution, solution]
     lacking = r"positive\.source is 'solution', but problem p has no worked solution\..*column"
     with pytest.raises(ConfigError, match=lacking):
         positive_references(group(FIRST, WRONG), config)
     either = PositiveConfig(source="solution_or_answer", num_tokens=300)
-    assert positive_references(solved, either) == [wanted, wanted]
+    assert positive_references(solved, either) == [solution, solution]
     assert positive_references(group(FIRST, WRONG), either) == [TextReference(text="70")] * 2
 
 

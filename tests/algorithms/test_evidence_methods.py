@@ -289,7 +289,7 @@ def test_a_rollout_reads_other_rollouts_wrong_answers_alone() -> None:
     other_three = TextReference(text="3.0", source_index=3)
     assert actual["wrong_1"] == [three, five, three, three, three]
     assert actual["wrong_2"] == [five, other_three, None, five, five]
-    assert {one.text for one in actual["correct"] if one is not None} == {"70"}
+    assert {reference.text for reference in actual["correct"] if reference is not None} == {"70"}
 
 
 def test_strict_lowest_looks_at_the_lowest_rewards_alone() -> None:
@@ -360,19 +360,19 @@ def test_one_wrong_reference_is_cepo_and_none_is_rlsd() -> None:
 
 def test_sides_that_cannot_be_shown_leave_the_others() -> None:
     """Without a right side no wrong one stays; without any wrong side `fallback` decides."""
-    shown = {
+    can_be_shown = {
         "correct": torch.tensor([True, False, True]),
         "wrong_1": torch.tensor([False, True, False]),
         "wrong_2": torch.tensor([True, True, False]),
     }
     student = build_estimator("rlcsd", {"num_wrong": 2})
-    kept = student.settled(shown)
-    assert set(kept) == set(shown)
-    assert kept["correct"].tolist() == [True, False, True]
-    assert kept["wrong_1"].tolist() == [False, False, False]
-    assert kept["wrong_2"].tolist() == [True, False, False]
-    neutral = build_estimator("rlcsd", {"num_wrong": 2, "negative": {"fallback": "neutral"}})
-    assert neutral.settled(shown)["correct"].tolist() == [True, False, False]
+    student_fallback = student.settled(can_be_shown)
+    assert set(student_fallback) == set(can_be_shown)
+    assert student_fallback["correct"].tolist() == [True, False, True]
+    assert student_fallback["wrong_1"].tolist() == [False, False, False]
+    assert student_fallback["wrong_2"].tolist() == [True, False, False]
+    neutral_method = build_estimator("rlcsd", {"num_wrong": 2, "negative": {"fallback": "neutral"}})
+    assert neutral_method.settled(can_be_shown)["correct"].tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -395,18 +395,18 @@ def test_evidence_of_the_input_is_student_less_other_prompt(name: str, view: str
 def test_the_released_method_needs_both_sides() -> None:
     """The only right rollout has no other to read; rollouts without a wrong peer have none either."""
     method = build_estimator("rlcsd_released", {"num_wrong": 2})
-    shown = {
+    can_be_shown = {
         "correct": torch.tensor([True, False, True]),
         "wrong_1": torch.tensor([True, True, False]),
         "wrong_2": torch.tensor([True, True, False]),
     }
-    kept = method.settled(shown)
-    assert set(kept) == set(shown)
-    for rows in kept.values():
+    settled = method.settled(can_be_shown)
+    assert set(settled) == set(can_be_shown)
+    for rows in settled.values():
         assert rows.tolist() == [True, False, False]
     rewards = torch.tensor([1.0, 0.0, 0.0])
     group_ids = torch.zeros(3, dtype=torch.int64)
-    assert method.live_rows(rewards, group_ids, shown).tolist() == [True, False, False]
+    assert method.live_rows(rewards, group_ids, can_be_shown).tolist() == [True, False, False]
     prompt_group = group(RIGHT, wrong(1, "3"), wrong(2, "5"))
     references = method.references(prompt_group)
     assert sources(references["correct"]) == [None, 0, 0]

@@ -204,10 +204,10 @@ def test_the_baseline_goes_on_when_lambda_is_0() -> None:
     """Then the wrong side, which only the weight reads, is not asked any more."""
     prompt_group = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))
     estimator = build_estimator("cepo", {"advantage": {"baseline": "hindsight"}})
-    before = estimator.references(dataclasses.replace(prompt_group, step=24))
-    after = estimator.references(dataclasses.replace(prompt_group, step=25))
-    assert all(before["correct"] + before["wrong"] + after["correct"])
-    assert after["wrong"] == [None, None]
+    at_step_24 = estimator.references(dataclasses.replace(prompt_group, step=24))
+    at_step_25 = estimator.references(dataclasses.replace(prompt_group, step=25))
+    assert all(at_step_24["correct"] + at_step_24["wrong"] + at_step_25["correct"])
+    assert at_step_25["wrong"] == [None, None]
     assert estimator.needs_teacher(step=24)
     assert estimator.needs_teacher(step=25)
 

@@ -66,11 +66,11 @@ def test_each_tokens_own_sign_weights_it_over_hindsight(name: str) -> None:
     rewards = [0.25, 0.75, 0.4, 0.6] * 3
     batch = batch_of("correct", "wrong", rewards=rewards)
     correct = batch.teacher_log_probs["correct"]
-    other = batch.teacher_log_probs["wrong"] if name == "cepo" else batch.old_log_probs
+    compared = batch.teacher_log_probs["wrong"] if name == "cepo" else batch.old_log_probs
     plain = equations.hindsight(rewards, by_token(correct - batch.old_log_probs), 4)
     assert any(len(set(numpy.sign(row))) == 2 for row in plain)
     assert_advantages(advantages_of("hindsight", batch), plain)
-    expected = equations.evidence_advantages(plain, by_token(correct - other), mixing=0.5, radius=0.5)
+    expected = equations.evidence_advantages(plain, by_token(correct - compared), mixing=0.5, radius=0.5)
     baseline = {"baseline": "hindsight"}
     assert_advantages(advantages_of(name, batch, advantage=baseline), expected)
     at_lambda_0 = advantages_of(name, batch, step=25, advantage=baseline)
@@ -86,8 +86,8 @@ def test_the_released_residual_is_its_equation(closeness: float) -> None:
     for name, values in batch.teacher_log_probs.items():
         views[name] = torch.lerp(batch.old_log_probs, values, closeness)
     has_reference = {"correct": torch.arange(12) < 7}
-    shown = torch.rand(4, 12, generator=torch.Generator().manual_seed(5)) > 0.4
-    for name, rows in zip(wrong_names, shown, strict=True):
+    is_shown = torch.rand(4, 12, generator=torch.Generator().manual_seed(5)) > 0.4
+    for name, rows in zip(wrong_names, is_shown, strict=True):
         has_reference[name] = rows
     batch = dataclasses.replace(batch, teacher_log_probs=views, has_reference=has_reference)
 

@@ -33,13 +33,13 @@ every_method = pytest.mark.parametrize("name", VIEW_OF)
 
 def batch_of(view: str, *, scale: float = 1.0, seed: int = 3, has_images: Sequence[bool] | None = None) -> TokenBatch:
     """Two groups whose rewards differ, and one of equal rewards, in float64."""
-    old, other = log_probs_like((2, 12, 7), seed, scale)
-    batch = three_groups(old, {view: other})
+    old, teacher = log_probs_like((2, 12, 7), seed, scale)
+    batch = three_groups(old, {view: teacher})
     if has_images is None:
         return batch
     sees = torch.tensor(has_images)
-    shown = other.where(sees.unsqueeze(1), old)
-    return dataclasses.replace(batch, teacher_log_probs={view: shown}, has_reference={view: sees})
+    teacher_or_student = teacher.where(sees.unsqueeze(1), old)
+    return dataclasses.replace(batch, teacher_log_probs={view: teacher_or_student}, has_reference={view: sees})
 
 
 def plain_of(batch: TokenBatch) -> list[float]:
@@ -103,12 +103,15 @@ def test_papo_learns_from_images_in_groups_of_equal_rewards() -> None:
     """delta = log 2: 0.5 (1 - 1/2) = 0.25. Without a bonus, rows without images in such groups are left out."""
     seen = torch.full((2, 1), math.log(0.5), dtype=torch.float64)
     masked = torch.full((2, 1), math.log(0.25), dtype=torch.float64)
-    batch = token_batch([1.0, 1.0], [0, 0], lengths=[1, 1], old=seen, views={"masked": masked}, dtype=torch.float64)
-    advantages = advantages_of("papo", batch, perception_weight=0.5, log_prob_bonus=0.0)
+    views = {"masked": masked}
+    batch = token_batch([1.0, 1.0], [0, 0], lengths=[1, 1], old=seen, views=views, dtype=torch.float64)
+    without_bonus = {"perception_weight": 0.5, "log_prob_bonus": 0.0}
+    advantages = advantages_of("papo", batch, **without_bonus)
     assert advantages.flatten().tolist() == pytest.approx([0.25, 0.25])
 
-    one_image = dataclasses.replace(batch, has_reference={"masked": torch.tensor([True, False])})
-    assert live_rows("papo", one_image, perception_weight=0.5, log_prob_bonus=0.0) == [True, False]
+    has_image = torch.tensor([True, False])
+    one_image = dataclasses.replace(batch, has_reference={"masked": has_image})
+    assert live_rows("papo", one_image, **without_bonus) == [True, False]
     assert live_rows("papo", one_image) == [True, True]
 
 
@@ -155,5 +158,5 @@ def test_of_equal_tokens_the_earlier_are_kept(share: float, expected: list[int])
     """The highest is the first; then come the last, and two equal ones."""
     values = torch.tensor([[3.0, 1.0, 1.0, 2.0, 9.0]])
     mask = torch.tensor([[True, True, True, True, False]])
-    kept = statistics.highest_tokens(values, mask, share=share)
-    assert kept[0].int().tolist() == [*expected, 0]
+    highest = statistics.highest_tokens(values, mask, share=share)
+    assert highest[0].int().tolist() == [*expected, 0]

@@ -55,5 +55,5 @@ def test_a_signal_is_that_worked_out_by_hand(name: str) -> None:
     actual |= results(signal.metrics)
     for quantity, numbers in example["expected"].items():
         expected = tensor(numbers)
-        found = torch.as_tensor(actual[quantity], dtype=torch.float64).reshape(expected.shape)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        computed = torch.as_tensor(actual[quantity], dtype=torch.float64).reshape(expected.shape)
+        torch.testing.assert_close(computed, expected, rtol=1e-9, atol=1e-12)

@@ -17,15 +17,15 @@ def test_no_unit_is_spelled_as_another_one() -> None:
 
 def test_all_spellings_of_a_unit_are_one() -> None:
     """`7 mile` is `7 mi`; money in signs and codes stands on either side of its value."""
-    others: list[str] = []
-    for first, *rest in SPELLINGS:
-        others += [spelling for spelling in rest if not equal(f"7 {spelling}", f"7 {first}")]
-    assert others == []
+    unequal: list[str] = []
+    for first, *further_spellings in SPELLINGS:
+        unequal += [spelling for spelling in further_spellings if not equal(f"7 {spelling}", f"7 {first}")]
+    assert unequal == []
 
 
 def test_a_unit_is_not_a_thousand_of_it() -> None:
-    others = [first for first, *_ in SPELLINGS if equal(f"7000 {first}", f"7 {first}")]
-    assert others == []
+    confused_units = [first for first, *_ in SPELLINGS if equal(f"7000 {first}", f"7 {first}")]
+    assert confused_units == []
 
 
 def test_numbers_in_words_are_in_order() -> None:
@@ -35,5 +35,5 @@ def test_numbers_in_words_are_in_order() -> None:
 
 
 def test_no_sign_stands_for_a_character_that_is_replaced_itself() -> None:
-    others = [sign for sign, text in SIGNS["characters"].items() if not text.isascii()]
-    assert others == []
+    signs_of_signs = [sign for sign, text in SIGNS["characters"].items() if not text.isascii()]
+    assert signs_of_signs == []

@@ -42,8 +42,8 @@ def modules_imported_by(file: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("file", sorted(ANSWERS.glob("*.py")), ids=lambda file: file.name)
 def test_answers_import_nothing_else_of_cepo(file: Path) -> None:
-    others = [name for name in modules_imported_by(file) if not name.startswith("cepo.answers.")]
-    assert others == []
+    foreign_modules = [name for name in modules_imported_by(file) if not name.startswith("cepo.answers.")]
+    assert foreign_modules == []
 
 
 def test_other_rooms_come_through_the_door() -> None:

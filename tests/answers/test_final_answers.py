@@ -32,8 +32,10 @@ def test_a_mark_then_a_statement_then_a_line_counts(row: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("row", LETTERS, ids=lambda row: row["letters"] or "none")
 def test_an_answer_names_these_letters(row: dict[str, Any]) -> None:
-    others = [answer for answer in row["answers"] if chosen(answer, row["choices"]) != frozenset(row["letters"])]
-    assert others == []
+    misread_answers = [
+        answer for answer in row["answers"] if chosen(answer, row["choices"]) != frozenset(row["letters"])
+    ]
+    assert misread_answers == []
 
 
 @pytest.mark.parametrize(

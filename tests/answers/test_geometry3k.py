@@ -112,6 +112,6 @@ def test_the_8_answers_in_words_equal_only_themselves() -> None:
     for row in rows:
         truth = row["truth"]
         assert accuracy_of(truth.replace(" ", ""), truth) == 1.0
-        others = [choice for choice in row["choices"] if choice != truth]
+        wrong_choices = [choice for choice in row["choices"] if choice != truth]
         bare_numbers = re.findall(r"\d+", truth)
-        assert [answer for answer in [*others, *bare_numbers] if accuracy_of(answer, truth)] == []
+        assert [answer for answer in [*wrong_choices, *bare_numbers] if accuracy_of(answer, truth)] == []

@@ -37,8 +37,8 @@ def test_an_unknown_option_is_named_and_not_its_value(capsys: pytest.CaptureFixt
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("--help", "-h", "help"):
-        shown = printed(capsys, word).partition("Commands:")[2]
-        assert re.findall(r"^  (\w+)  ", shown, flags=re.MULTILINE) == list(cli.commands)
+        command_list = printed(capsys, word).partition("Commands:")[2]
+        assert re.findall(r"^  (\w+)  ", command_list, flags=re.MULTILINE) == list(cli.commands)
 
 
 def test_help_loads_neither_the_settings_nor_torch() -> None:
@@ -48,10 +48,12 @@ def test_help_loads_neither_the_settings_nor_torch() -> None:
 
 
 def test_help_for_a_section_lists_each_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = re.findall(r"^(data\.\w+)=(\S+)$", printed(capsys, "help", "data"), flags=re.MULTILINE)
-    assert [key for key, _ in shown] == [setting.key for setting in settings_of() if setting.key.startswith("data.")]
-    assert dict(shown)["data.max_prompt_length"] == "512"
-    assert dict(shown)["data.seed"] == "1"
+    listed_settings = re.findall(r"^(data\.\w+)=(\S+)$", printed(capsys, "help", "data"), flags=re.MULTILINE)
+    assert [key for key, _ in listed_settings] == [
+        setting.key for setting in settings_of() if setting.key.startswith("data.")
+    ]
+    assert dict(listed_settings)["data.max_prompt_length"] == "512"
+    assert dict(listed_settings)["data.seed"] == "1"
 
 
 @pytest.mark.parametrize(

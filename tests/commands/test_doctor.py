@@ -75,17 +75,18 @@ def test_a_containers_limit_counts_before_the_machines_memory(tmp_path: Path, mo
 def test_a_gpu_that_a_cpu_build_cannot_use_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "driver_version", lambda: "580.65.06")
     monkeypatch.setattr(torch.version, "cuda", None)
-    found = hardware.torch_build()
-    assert found.mark == "warn"
-    assert "pip install -e '.[gpu]'" in found.remedy
+    finding = hardware.torch_build()
+    assert finding.mark == "warn"
+    assert "pip install -e '.[gpu]'" in finding.remedy
 
 
 def test_each_device_wants_2_gib_of_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, cards, mark in ((1, 0, "warn"), (2, 0, "ok"), (7, 4, "warn"), (8, 4, "ok")):
         free_disk(monkeypatch, free * GIB)
-        (found,) = (each for each in machine_findings([H100] * cards) if each.subject == "/dev/shm")
-        assert found.mark == mark
-        assert ("--shm-size" in found.remedy) == (mark == "warn")
+        findings = machine_findings([H100] * cards)
+        (shared_memory,) = [finding for finding in findings if finding.subject == "/dev/shm"]
+        assert shared_memory.mark == mark
+        assert ("--shm-size" in shared_memory.remedy) == (mark == "warn")
 
 
 def test_without_a_gpu_workers_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,29 +101,29 @@ def test_vllm_needs_a_c_compiler_and_pythons_headers(monkeypatch: pytest.MonkeyP
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(machine, "c_compiler", lambda: "/usr/bin/there")
     monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert [each.mark for each in tool_findings(with_vllm=True)] == ["ok", "ok"]
+    assert [finding.mark for finding in tool_findings(with_vllm=True)] == ["ok", "ok"]
     monkeypatch.setattr(machine, "c_compiler", lambda: None)
     (tmp_path / "Python.h").unlink()
     remedies = ["apt-get install -y gcc", f"apt-get install -y python3.{sys.version_info.minor}-dev"]
     failed = tool_findings(with_vllm=True)
-    assert [(each.mark, each.remedy) for each in failed] == [("fail", remedy) for remedy in remedies]
-    assert all("vLLM cannot start" in each.found for each in failed)
-    assert [each.mark for each in tool_findings(with_vllm=False)] == ["warn", "warn"]
+    assert [(finding.mark, finding.remedy) for finding in failed] == [("fail", remedy) for remedy in remedies]
+    assert all("vLLM cannot start" in finding.found for finding in failed)
+    assert [finding.mark for finding in tool_findings(with_vllm=False)] == ["warn", "warn"]
 
 
 def test_a_checkpoint_needs_room_on_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, mark in ((5 * GIB, "ok"), (3 * GIB, "fail")):
         free_disk(monkeypatch, free)
-        found = disk_finding(NEEDS, tmp_path / "run")
-        assert found.mark == mark
-        assert "takes 4.0 GiB" in found.found
+        finding = disk_finding(NEEDS, tmp_path / "run")
+        assert finding.mark == mark
+        assert "takes 4.0 GiB" in finding.found
 
 
 def test_dora_needs_no_adapters_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """LLaVA-OneVision gets no adapters from vLLM; the run hands DoRA's over as full weights."""
     monkeypatch.setattr(factory.importlib.util, "find_spec", lambda name: name)  # vLLM is installed, for GPUs
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    (llava,) = (family for family in FAMILIES if family.title == "LLaVA-OneVision")
+    (llava,) = [family for family in FAMILIES if family.title == "LLaVA-OneVision"]
     for use_dora, generator in (("false", "transformers"), ("true", "vllm")):
         settings = ["worker.rollout.name=auto", f"worker.actor.model.lora.use_dora={use_dora}"]
         config = load_config(["config=configs/geo3k/cepo.yaml", *settings])
@@ -144,17 +145,21 @@ INSTALLED: dict[str, str | None] = {
     ],
 )  # fmt: skip
 def test_untested_versions_warn_and_impossible_ones_fail(package: str, version: str | None, mark: str | None) -> None:
-    assert [each.mark for each in version_findings(INSTALLED)] == ["ok"] * 7
-    odd = [each for each in version_findings(INSTALLED | {package: version}) if each.mark != "ok"]
-    assert [each.mark for each in odd] == ([] if mark is None else [mark])
-    assert all(each.remedy for each in odd)
+    assert [finding.mark for finding in version_findings(INSTALLED)] == ["ok"] * 7
+    findings = version_findings(INSTALLED | {package: version})
+    odd = [finding for finding in findings if finding.mark != "ok"]
+    assert [finding.mark for finding in odd] == ([] if mark is None else [mark])
+    assert all(finding.remedy for finding in odd)
 
 
 def test_what_works_is_what_pyproject_requires() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = ("gpu", "vllm-cpu", "cpu", "train")  # the last counts where several name a package
-    named = [Requirement(text) for extra in extras for text in reversed(project["optional-dependencies"][extra])]
-    required = {each.name: each.specifier for each in named} | {"python": SpecifierSet(project["requires-python"])}
+    required = {"python": SpecifierSet(project["requires-python"])}
+    for extra in extras:
+        for text in reversed(project["optional-dependencies"][extra]):
+            requirement = Requirement(text)
+            required[requirement.name] = requirement.specifier
     for name, (_, works) in TESTED.items():
         assert SpecifierSet(works) == required[name], name
 
@@ -197,7 +202,7 @@ def test_the_papers_command_would_start_on_a_b200(model_folder: Path) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     done = dry_run(model_folder)
     assert done.returncode == 0, done.stderr
-    found = [" ".join(line.replace("│", " ").split()) for line in done.stderr.splitlines()]
+    report_lines = [" ".join(line.replace("│", " ").split()) for line in done.stderr.splitlines()]
     for line in (
         "device ok NVIDIA B200, 168 GiB",
         "model ok Qwen3-VL; rows that share tokens are packed",
@@ -206,7 +211,7 @@ def test_the_papers_command_would_start_on_a_b200(model_folder: Path) -> None:
         "6.5 GiB (on an H200, a 2B model with LoRA reserved 7.9 GiB where this estimate says 10.0)",
         "fits GPU 0 ok 167.2 GiB are free",
     ):
-        assert line in found, [each for each in found if each.startswith(line[:6])]
+        assert line in report_lines, [reported for reported in report_lines if reported.startswith(line[:6])]
     plan = done.stdout.splitlines()
     assert "# samples per step: 32 prompts x 8 responses = 256" in plan
     assert "# trained weights: LoRA, rank 16, scale 2" in plan

@@ -76,18 +76,21 @@ def test_the_figures_are_a_recount_of_the_written_responses(evaluation: Path, he
     from cepo.models.processing import Processing
 
     rows = lines(evaluation)
-    assert [(row["problem_id"], row["sample"]) for row in rows] == [(str(n), k) for n in range(24) for k in range(4)]
-    answers = [problem.answer for problem in split_problems(0, 1, 24)[1]]
+    expected_places = [(str(number), sample) for number in range(24) for sample in range(4)]
+    assert [(row["problem_id"], row["sample"]) for row in rows] == expected_places
+    _, held_out_problems = split_problems(0, 1, 24)
     processing = Processing(str(ASSETS))
     by_problem: list[list[bool]] = [[] for _ in range(24)]
     for row in rows:
+        answer = held_out_problems[int(row["problem_id"])].answer
         boxes = re.findall(r"\\boxed\{([^{}]*)\}", row["response"])
-        is_right = bool(boxes) and re.fullmatch(r"[\d.]+", boxes[-1]) is not None
-        is_right = is_right and Fraction(boxes[-1]) == Fraction(answers[int(row["problem_id"])])
+        is_number = bool(boxes) and re.fullmatch(r"[\d.]+", boxes[-1]) is not None
+        is_right = is_number and Fraction(boxes[-1]) == Fraction(answer)
         assert row["correct"] is is_right, row
         assert (row["answer"] is None) == (not boxes)
         if row["finished"]:
-            assert row["length"] == len(processing.encode_text(row["response"])) + 1
+            token_ids = processing.encode_text(row["response"])
+            assert row["length"] == len(token_ids) + 1
         by_problem[int(row["problem_id"])].append(is_right)
 
     figures = json.loads((evaluation / "evaluation.json").read_text())["benchmarks"]["held_out"]
@@ -98,12 +101,13 @@ def test_the_figures_are_a_recount_of_the_written_responses(evaluation: Path, he
     assert figures["accuracy"]["mean"] == pytest.approx(statistics.fmean(shares))
     assert figures["accuracy"]["error"] == pytest.approx(statistics.stdev(shares) / math.sqrt(24))
     assert figures["by_kind"]["numeric"]["mean"] == figures["accuracy"]["mean"]
-    assert figures["pass_at_k"]["4"]["mean"] == pytest.approx(statistics.fmean(any(each) for each in by_problem))
+    share_solved = statistics.fmean(any(verdicts) for verdicts in by_problem)
+    assert figures["pass_at_k"]["4"]["mean"] == pytest.approx(share_solved)
     assert figures["response_length"]["max"] == max(row["length"] for row in rows)
-    assert figures["share_cut_off"] == pytest.approx(statistics.fmean(not row["finished"] for row in rows))
-    assert figures["share_without_answer"] == pytest.approx(
-        statistics.fmean("boxed" not in row["response"] for row in rows)
-    )
+    share_cut_off = statistics.fmean(not row["finished"] for row in rows)
+    assert figures["share_cut_off"] == pytest.approx(share_cut_off)
+    share_without_box = statistics.fmean("boxed" not in row["response"] for row in rows)
+    assert figures["share_without_answer"] == pytest.approx(share_without_box)
 
 
 @pytest.mark.heavy
@@ -115,7 +119,8 @@ def test_the_same_command_gives_the_same_responses(
 
     again = ("config=configs/microgeo/base.yaml", f"checkpoint={ASSETS}", f"data={held_out}", "n=4", *ENGINE)
     assert main(["evaluate", *again, "out=again"]) == 0
-    assert [row["response"] for row in lines(tmp_path / "again")] == [row["response"] for row in lines(evaluation)]
+    responses_of_again = [row["response"] for row in lines(tmp_path / "again")]
+    assert responses_of_again == [row["response"] for row in lines(evaluation)]
     assert main(["evaluate", *again, "out=again"]) == 2
     assert "--out again is not empty" in capsys.readouterr().err
     assert main(["compare", str(evaluation), "again"]) == 0
@@ -141,10 +146,10 @@ def test_rows_of_4_benchmarks_are_asked_with_images_and_graded(
     assert main([*command, *ENGINE, "protocol=paper", *small]) == 0
     results = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     figures = results["benchmarks"]
-    assert {name: each["num_problems"] for name, each in figures.items()} == dict.fromkeys(
-        ("dynamath", "mathvision", "wemath", "mmmu"), 6
-    )
-    assert all(each["num_left_out"] == 0 for each in figures.values())
+    assert figures.keys() == {"dynamath", "mathvision", "wemath", "mmmu"}
+    for name, of_benchmark in figures.items():
+        assert of_benchmark["num_problems"] == 6, name
+        assert of_benchmark["num_left_out"] == 0, name
     assert figures["dynamath"]["accuracy"]["num_clusters"] == 2
     assert figures["dynamath"]["by_kind"].keys() == {"text", "numeric"}
     assert results["average"]["num_benchmarks"] == 4
@@ -161,41 +166,40 @@ def test_sample_rows_are_right_with_their_own_answers_only() -> None:
     seen = {"choice": 0, "numeric": 0, "text": 0}
     for name, count in ROWS.items():
         rows = read_source(str(SAMPLES / name / "sample.parquet"))
-        benchmark = next(each for each in BENCHMARKS if name.startswith(each.name))
+        (benchmark,) = [benchmark for benchmark in BENCHMARKS if name.startswith(benchmark.name)]
         problems = converted(rows, benchmark, name, skip_bad_rows=False)
         assert len(problems) == count
-        right = compute_score([_sampled(row, f"so \\boxed{{{row['answer']}}}") for row in problems])
-        assert [score["accuracy"] for score in right] == [1.0] * count
-        others = [next(one["answer"] for one in problems if one["answer"] != row["answer"]) for row in problems]
-        wrong = compute_score(
-            [_sampled(row, f"so \\boxed{{{other}}}") for row, other in zip(problems, others, strict=True)]
-        )
-        assert [score["accuracy"] for score in wrong] == [0.0] * count
+        answers = [row["answer"] for row in problems]
         for row in problems:
             seen[row["answer_kind"]] += 1
             assert row["problem"].count("<image>") == len(row["images"]) == 1
-            by_text = row["choices"] and row["choices"]["ABCDEFGHIJ".index(row["answer"])]
+            right_answer = row["answer"]
+            assert _accuracy(row, f"so \\boxed{{{right_answer}}}") == 1.0, row
+            wrong_answer = next(answer for answer in answers if answer != right_answer)
+            assert _accuracy(row, f"so \\boxed{{{wrong_answer}}}") == 0.0, row
+            by_text = row["choices"] and row["choices"]["ABCDEFGHIJ".index(right_answer)]
             if by_text and len(by_text) > 1:
-                assert compute_score([_sampled(row, f"<answer>{by_text}</answer>")])[0]["accuracy"] == 1.0, row
+                assert _accuracy(row, f"<answer>{by_text}</answer>") == 1.0, row
     assert seen == {"choice": 66, "numeric": 23, "text": 10}
 
 
-def _sampled(row: dict[str, Any], response: str) -> dict[str, Any]:
+def _accuracy(row: dict[str, Any], response: str) -> float:
     columns = {key: row[key] for key in ("answer_kind", "choices", "tolerance")}
-    return columns | {"response": response, "response_length": 5, "ground_truth": row["answer"]}
+    sample = columns | {"response": response, "response_length": 5, "ground_truth": row["answer"]}
+    return compute_score([sample])[0]["accuracy"]
 
 
 def test_a_dry_run_prints_the_plan_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ("config=configs/geo3k/base.yaml", "data=hiyouga/geometry3k@test,my/other", "n=8", "top_p=0.9")
     assert main(["evaluate", *command, "dry_run=true"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "model: Qwen/Qwen3-VL-2B-Instruct"
-    assert "data: hiyouga/geometry3k@test, my/other" in shown
+    plan = capsys.readouterr().out.splitlines()
+    assert plan[0] == "model: Qwen/Qwen3-VL-2B-Instruct"
+    assert "data: hiyouga/geometry3k@test, my/other" in plan
     assert any(
         line.startswith("sampling: 8 per problem, temperature 1, top_p 0.9, top_k -1, presence penalty 0, at most 2048")
-        for line in shown
+        for line in plan
     )
-    assert shown[-1] == "folder: evaluations/Qwen-Qwen3-VL-2B-Instruct"
+    assert plan[-1] == "folder: evaluations/Qwen-Qwen3-VL-2B-Instruct"
     assert not list(tmp_path.iterdir())
 
 
@@ -218,8 +222,11 @@ def written(folder: Path, name: str, *rows: dict[str, Any]) -> str:
     content = io.BytesIO()
     Image.new("RGB", (32, 32), "red").save(content, "PNG")
     picture = {"bytes": content.getvalue(), "path": None}
-    shown = [{key: picture if value is benchmark_rows.PICTURE else value for key, value in row.items()} for row in rows]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(shown), folder / name)
+    with_pictures: list[dict[str, Any]] = []
+    for row in rows:
+        with_picture = {key: picture if value is benchmark_rows.PICTURE else value for key, value in row.items()}
+        with_pictures.append(with_picture)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(with_pictures), folder / name)
     return str(folder / name)
 
 
@@ -236,10 +243,10 @@ def test_own_data_and_benchmarks_are_graded_each_by_its_rules(
     """
     row = benchmark_rows.MATHVISTA
     picture = benchmark_rows.PICTURE
-    own = [{"question": "<image>How many?", "answer": number, "image": picture} for number in (3, 4)]
+    own_rows = [{"question": "<image>How many?", "answer": number, "image": picture} for number in (3, 4)]
     of_list = row | {"answer_type": "list", "answer": "[1, 2]", "precision": None}
     sources = {
-        "own": written(tmp_path, "mmmu.parquet", *own),
+        "own": written(tmp_path, "mmmu.parquet", *own_rows),
         "mathvista": f"Math-Vista:{written(tmp_path, 'vista.parquet', row, row | {'pid': '2'}, of_list)}",
         "logicvista": f"logicvista:{written(tmp_path, 'l.parquet', benchmark_rows.LOGICVISTA)}",
     }
@@ -254,9 +261,9 @@ def test_own_data_and_benchmarks_are_graded_each_by_its_rules(
     figures = json.loads((tmp_path / "out" / "evaluation.json").read_text())["benchmarks"]
     # The file is not MMMU's, whatever its name is.
     assert [*figures] == ["mmmu (own)", "mathvista", "logicvista"]
-    assert {name: each["benchmark"] for name, each in figures.items()} == {name: name for name in figures} | {
-        "mmmu (own)": None
-    }
+    assert figures["mmmu (own)"]["benchmark"] is None
+    assert figures["mathvista"]["benchmark"] == "mathvista"
+    assert figures["logicvista"]["benchmark"] == "logicvista"
     assert figures["mmmu (own)"]["accuracy"]["mean"] == 0.5
     assert figures["mathvista"]["num_problems"] == 2
     assert figures["mathvista"]["num_without_judge"] == 1
@@ -328,12 +335,12 @@ def test_a_dry_run_names_benchmarks_protocol_and_judge(capsys: pytest.CaptureFix
     judge = ("judge=http://localhost:8000/v1", "judge_model=org/judge")
     command = ("config=configs/geo3k/base.yaml", data, "protocol=lmms", *judge, "dry_run=true")
     assert main(["evaluate", *command]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert "data: mathvista:AI4Math/MathVista@testmini, wemath:my/other@test" in shown
-    assert "format prompt: None" in shown
-    assert "judge: org/judge" in shown
+    plan = capsys.readouterr().out.splitlines()
+    assert "data: mathvista:AI4Math/MathVista@testmini, wemath:my/other@test" in plan
+    assert "format prompt: None" in plan
+    assert "judge: org/judge" in plan
     sampled = "temperature 0, top_p 1, top_k -1, presence penalty 0"
-    assert any(line.startswith(f"sampling: 1 per problem, {sampled}, at most 49152 tokens") for line in shown)
+    assert any(line.startswith(f"sampling: 1 per problem, {sampled}, at most 49152 tokens") for line in plan)
 
 
 @pytest.mark.parametrize(

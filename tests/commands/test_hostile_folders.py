@@ -160,11 +160,11 @@ def folder(tmp_path: Path) -> Path:
 
 def refused(arguments: Sequence[object], victim: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Runs a command that ends with 2; returns its message, which has no text of another file."""
-    before = contents(victim)
+    victims_content = contents(victim)
     assert main([str(argument) for argument in arguments]) == 2
     output = capsys.readouterr()
     assert SECRET.split()[0] not in output.out + output.err
-    assert contents(victim) == before
+    assert contents(victim) == victims_content
     return output.err
 
 
@@ -225,26 +225,23 @@ def test_a_comparison_never_waits_for_a_checkpoints_state(
 ) -> None:
     """It reads the training data's checksum there, which may be absent."""
     attack("global_step_2/trainer_state.json")(folder)
-    other = write_run(tmp_path / "seed", validated(0.3, 0.5))
-    assert main(["compare", str(folder), str(other)]) == 0
+    second_run = write_run(tmp_path / "seed", validated(0.3, 0.5))
+    assert main(["compare", str(folder), str(second_run)]) == 0
 
 
 HOSTILE_NAME = "a\n\\input{/etc/passwd}\r\\write18{id}\u2028% <script>alert(1)</script> | [x](javascript:y) &lt;"
 
 
 def test_no_text_of_a_table_leaves_its_cell_or_comment() -> None:
-    table, plain = (
-        ScoreTable(
-            title=name,
-            columns=[Column(name=name)],
-            rows=[TableRow(name=name, group=name, cells={name: name})],
-            notes=[name],
-        )
-        for name in (HOSTILE_NAME, "x")
-    )
+    def table_of(name: str) -> ScoreTable:
+        row = TableRow(name=name, group=name, cells={name: name})
+        return ScoreTable(title=name, columns=[Column(name=name)], rows=[row], notes=[name])
+
+    table = table_of(HOSTILE_NAME)
+    plain = table_of("x")
     assert len(table.latex().splitlines()) == len(plain.latex().splitlines())
-    outside = [line for line in table.latex().splitlines() if not line.startswith("%")]
-    assert not any("\\input" in line or "\\write" in line for line in outside)
+    uncommented = [line for line in table.latex().splitlines() if not line.startswith("%")]
+    assert not any("\\input" in line or "\\write" in line for line in uncommented)
     assert len(table.markdown().splitlines()) == len(plain.markdown().splitlines())
     assert "<script" not in table.markdown().replace("\\<", "")
     assert "[x]" not in table.markdown()
@@ -377,10 +374,10 @@ def test_an_adapter_with_a_pattern_has_the_layers_of_its_tensors(tmp_path: Path)
     actor = write_checkpoint(tmp_path / "run") / "actor"
     weights = {f"{LAYER}.lora_{part}.weight": torch.ones(4, 4) for part in "AB"}
     adapter(actor, weights, target_modules=ENDLESS, exclude_modules=ENDLESS, layers_pattern=ENDLESS)
-    found = adapter_of(actor)
-    assert found is not None
-    assert found.adapter_config["target_modules"] == [LAYER.removeprefix("base_model.model.")]
-    assert ENDLESS not in found.adapter_config.values()
+    merged_adapter = adapter_of(actor)
+    assert merged_adapter is not None
+    assert merged_adapter.adapter_config["target_modules"] == [LAYER.removeprefix("base_model.model.")]
+    assert ENDLESS not in merged_adapter.adapter_config.values()
 
 
 def test_a_merge_writes_no_weights_that_are_not_finite(tmp_path: Path) -> None:
@@ -388,8 +385,12 @@ def test_a_merge_writes_no_weights_that_are_not_finite(tmp_path: Path) -> None:
     model = load_model(str(ASSETS), dtype=torch.float32, trust_remote_code=False, override_config={})
     weight = model.get_parameter(LAYER.removeprefix("base_model.model.") + ".weight")
     actor = write_checkpoint(tmp_path / "run") / "actor"
-    shapes = {"A": (4, weight.shape[1]), "B": (weight.shape[0], 4)}
-    adapter(actor, {f"{LAYER}.lora_{part}.weight": torch.ones(shapes[part]) for part in "AB"}, lora_alpha=1e308)
+    num_outputs, num_inputs = weight.shape
+    factors = {
+        f"{LAYER}.lora_A.weight": torch.ones(4, num_inputs),
+        f"{LAYER}.lora_B.weight": torch.ones(num_outputs, 4),
+    }
+    adapter(actor, factors, lora_alpha=1e308)
     with pytest.raises(CheckpointError, match=r"gives weights that are not finite, such as .*q_proj"):
         merge_checkpoint(actor, tmp_path / "out", BaseModel(path=str(ASSETS)))
     assert not (tmp_path / "out").exists()
@@ -415,11 +416,11 @@ RESUMED: dict[str, Attack] = {
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resume_changes_no_file_outside_its_folder(folder: Path, victim: Path, name: str) -> None:
     RESUMED[name](folder)
-    before = contents(victim)
+    victims_content = contents(victim)
     run = RunDescription(folder=folder, config_text="a: 1\n", max_steps=5, resumed_step=0, max_rollouts_mb=0)
     with pytest.raises(CepoError):
         build_tracker(["file", "tensorboard"], run)
-    assert contents(victim) == before
+    assert contents(victim) == victims_content
 
 
 @pytest.mark.parametrize(
@@ -427,10 +428,10 @@ def test_a_resume_changes_no_file_outside_its_folder(folder: Path, victim: Path,
 )
 def test_no_other_file_is_locked(folder: Path, victim: Path, attack: Attack) -> None:
     attack(folder)
-    before = contents(victim)
+    victims_content = contents(victim)
     with pytest.raises(CepoError, match=r"run\.lock is a link, a pipe or a device"):
         RunLock(folder).acquire()
-    assert contents(victim) == before
+    assert contents(victim) == victims_content
 
 
 def test_a_hostile_state_is_refused_by_a_resume(tmp_path: Path) -> None:

@@ -130,9 +130,9 @@ def resumed(folder: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{}"])
 def test_a_damaged_environment_is_named_with_its_remedy(tmp_path: Path, content: str) -> None:
     (tmp_path / "environment.json").write_text(content)
-    for read in (read_environment, resumed):
+    for read_function in (read_environment, resumed):
         with pytest.raises(DataError, match=r"environment\.json is damaged; remove it to go on"):
-            read(tmp_path)
+            read_function(tmp_path)
 
 
 @pytest.mark.parametrize("row", ["{}", '{"step": "x"}'])

@@ -204,12 +204,12 @@ def test_the_weights_of_the_plans_note_do_not_change(dtype: torch.dtype, name: s
     """A step of torch's own AdamW leaves all weights above the number, and moves most below a quarter of it."""
     bound = 1e-4 * 2 ** (SIGNIFICANT_BITS[name] + 1)
     weights = torch.linspace(0.01, 4, 4_000).mul(bound).to(dtype).requires_grad_()
-    before = weights.detach().clone()
+    initial = weights.detach().clone()
     weights.grad = torch.ones_like(weights)
     torch.optim.AdamW([weights], lr=1e-4, weight_decay=0.0).step()
-    is_moved = weights.detach() != before
-    assert not is_moved[before > 1.02 * bound].any()
-    assert is_moved[before < bound / 4].all()
+    is_moved = weights.detach() != initial
+    assert not is_moved[initial > 1.02 * bound].any()
+    assert is_moved[initial < bound / 4].all()
 
 
 def test_the_plan_says_what_the_critics_16_bit_weights_lose() -> None:
@@ -240,10 +240,12 @@ def test_the_critic_inherits_the_actors_overrides_and_trust() -> None:
     model = with_critic(*arguments).worker.resolved_critic.model
     assert model.trust_remote_code is True
     assert model.override_config == {"initializer_range": 1, "image_token_id": 3}
-    own = with_critic(*arguments, "worker.critic.model.model_path=org/critic").worker.resolved_critic.model
-    assert own.model_path == "org/critic"
-    assert own.trust_remote_code is False
-    assert own.override_config == {"image_token_id": 3}
+    model_with_own_path = with_critic(
+        *arguments, "worker.critic.model.model_path=org/critic"
+    ).worker.resolved_critic.model
+    assert model_with_own_path.model_path == "org/critic"
+    assert model_with_own_path.trust_remote_code is False
+    assert model_with_own_path.override_config == {"image_token_id": 3}
 
 
 def test_the_plan_names_the_critic_where_one_is_needed() -> None:

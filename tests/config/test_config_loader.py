@@ -37,11 +37,11 @@ def test_one_seed_sets_all_that_are_not_set(tmp_path: Path, settings: list[str],
 
 def test_a_wrong_seed_of_the_run_is_the_only_fault() -> None:
     """The seeds that follow it hold the same text, and no file sets them."""
-    fault = "argument 'trainer.seed=x': trainer.seed must be an integer, got the text 'x'."
+    trainer_fault = "argument 'trainer.seed=x': trainer.seed must be an integer, got the text 'x'."
     quickstart = ["config=microgeo/quickstart", "trainer.seed=x"]
-    assert message_of(quickstart) == fault
-    own = "argument 'data.seed=y': data.seed must be an integer, got the text 'y'."
-    assert message_of([*quickstart, "data.seed=y"]) == f"{own}\n{fault}"
+    assert message_of(quickstart) == trainer_fault
+    data_fault = "argument 'data.seed=y': data.seed must be an integer, got the text 'y'."
+    assert message_of([*quickstart, "data.seed=y"]) == f"{data_fault}\n{trainer_fault}"
 
 
 def test_base_files_lie_underneath_and_may_chain(tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ def test_there_are_at_most_230_settings() -> None:
 
 
 def test_every_setting_has_a_description_of_one_line() -> None:
-    found = all_settings()
-    assert len({setting.key for setting in found}) == len(found) > 150
-    for setting in found:
+    settings = all_settings()
+    assert len({setting.key for setting in settings}) == len(settings) > 150
+    for setting in settings:
         assert setting.help.endswith("."), setting.key
         assert "\n" not in setting.help, setting.key
     assert OptimConfig().betas == [0.9, 0.999]
@@ -175,14 +175,18 @@ def test_a_key_of_0_3_is_an_error_that_names_the_present_one(old: str, new: str)
 
 
 def test_another_method_keeps_settings_and_brings_its_presets() -> None:
-    given = ["algorithm.weight.clip_radius=0.2", "algorithm.positive.source=peer_full"]
-    runs = {name: load(f"algorithm.adv_estimator={name}", *given) for name in ("cepo", "rlsd", "sdpo")}
-    assert [run.methods[name]["positive"]["source"] for name, run in runs.items()] == ["peer_full"] * 3
-    assert [runs[name].methods[name]["weight"]["clip_radius"] for name in ("cepo", "rlsd")] == [0.2, 0.2]
-    assert [run.algorithm.teacher.source for run in runs.values()] == ["actor", "actor", "ema"]
-    chosen = load("algorithm.adv_estimator=sdpo", "algorithm.teacher.source=snapshot")
-    assert chosen.methods["sdpo"]["teacher"]["source"] == "snapshot"
-    assert chosen.methods["sdpo"]["distillation"]["divergence"]["kind"] == "jsd"
+    arguments = ["algorithm.weight.clip_radius=0.2", "algorithm.positive.source=peer_full"]
+    runs = {name: load(f"algorithm.adv_estimator={name}", *arguments) for name in ("cepo", "rlsd", "sdpo")}
+    for name, run in runs.items():
+        assert run.methods[name]["positive"]["source"] == "peer_full"
+    for name in ("cepo", "rlsd"):
+        assert runs[name].methods[name]["weight"]["clip_radius"] == 0.2
+        assert runs[name].algorithm.teacher.source == "actor"
+    assert runs["sdpo"].algorithm.teacher.source == "ema"
+    with_snapshot = load("algorithm.adv_estimator=sdpo", "algorithm.teacher.source=snapshot")
+    sdpo = with_snapshot.methods["sdpo"]
+    assert sdpo["teacher"]["source"] == "snapshot"
+    assert sdpo["distillation"]["divergence"]["kind"] == "jsd"
 
 
 def test_a_record_has_only_the_settings_that_the_method_reads() -> None:

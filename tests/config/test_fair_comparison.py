@@ -43,9 +43,9 @@ def test_a_users_own_file_is_compared_with_its_base(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("worker: {rollout: {n: 4}}\n", encoding="utf-8")
     whole.write_text(settings, encoding="utf-8")
     file.write_text(f"base: base.yaml\n{settings}", encoding="utf-8")
-    needed = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
-    assert notes_of(f"config={whole}", *needed) == []
-    (note,) = notes_of(f"config={file}", *needed)
+    data_and_model = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
+    assert notes_of(f"config={whole}", *data_and_model) == []
+    (note,) = notes_of(f"config={file}", *data_and_model)
     assert "worker.rollout.n=16 (else 4)" in note
 
 
@@ -53,9 +53,12 @@ def test_a_users_own_file_is_compared_with_its_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", ["microgeo/quickstart", "geo3k/cepo", "real_model/cepo"])
 def test_one_word_changes_the_method_and_nothing_else(config: str, method: str) -> None:
     """All settings outside `algorithm` and the run's name are equal."""
-    first, second = (load_config([f"config={config}", *more]) for more in ([], [f"algorithm.adv_estimator={method}"]))
-    settings = [dict(leaves(dataclasses.asdict(config))) for config in (first, second)]
-    differing = {key for key in settings[0].keys() | settings[1].keys() if settings[0].get(key) != settings[1].get(key)}
+    plain = load_config([f"config={config}"])
+    changed = load_config([f"config={config}", f"algorithm.adv_estimator={method}"])
+    settings = dict(leaves(dataclasses.asdict(plain)))
+    changed_settings = dict(leaves(dataclasses.asdict(changed)))
+    keys = settings.keys() | changed_settings.keys()
+    differing = {key for key in keys if settings.get(key) != changed_settings.get(key)}
     parts = {key.split(".")[0] for key in differing} - {"methods", "set_with_method"}
     assert parts <= {"algorithm", "trainer"}
     assert {key for key in differing if key.startswith("trainer.")} <= {"trainer.experiment_name"}

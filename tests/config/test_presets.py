@@ -153,9 +153,12 @@ def section(method: str, file: str, *overrides: str) -> dict[str, Any]:
 
 def difference(file: str, base: str) -> dict[str, Any]:
     """What `file` sets differently from `base`, the run's name left out."""
-    run, before = resolved(file), resolved(base)
-    keys = {key for key in run if key not in before or run[key] != before[key]} - {"trainer.experiment_name"}
-    return {key: run[key] for key in keys}
+    file_settings = resolved(file)
+    base_settings = resolved(base)
+    keys = {key for key in file_settings if key not in base_settings or file_settings[key] != base_settings[key]} - {
+        "trainer.experiment_name"
+    }
+    return {key: file_settings[key] for key in keys}
 
 
 @pytest.mark.heavy
@@ -202,8 +205,8 @@ def test_equal_lr_files_change_the_learning_rate_alone(rate: str, method: str) -
 @pytest.mark.heavy
 def test_each_of_21_ablations_changes_what_its_row_says_alone() -> None:
     files = (CONFIGS / "geo3k" / "ablations").glob("*.yaml")
-    found = {file.stem: difference(str(file.relative_to(CONFIGS)), "geo3k/cepo.yaml") for file in files}
-    assert found == {name: dict(leaves(changes)) if changes else {} for name, changes in ABLATIONS.items()}
+    differences = {file.stem: difference(str(file.relative_to(CONFIGS)), "geo3k/cepo.yaml") for file in files}
+    assert differences == {name: dict(leaves(changes)) if changes else {} for name, changes in ABLATIONS.items()}
 
 
 def test_the_snapshot_ablation_is_refreshed_when_lambda_is_0() -> None:

@@ -77,9 +77,11 @@ def test_a_checkpoint_records_a_digest_of_the_rewards_keywords() -> None:
     def recorded(*arguments: str) -> dict[str, object]:
         return decisive_settings(load_config([BASE, *arguments]))
 
-    one, same, other = (
-        recorded(f"worker.reward.reward_function_kwargs={{prompt: {text}}}") for text in (SECRET, SECRET, "x")
-    )
-    assert SECRET not in str(one)
-    assert one == same
-    assert {key for key in one if one[key] != other[key]} == {"worker.reward.reward_function_kwargs (digest)"}
+    with_secret = f"worker.reward.reward_function_kwargs={{prompt: {SECRET}}}"
+    first = recorded(with_secret)
+    assert SECRET not in str(first)
+    assert recorded(with_secret) == first
+    changed = recorded("worker.reward.reward_function_kwargs={prompt: x}")
+    assert first.keys() == changed.keys()
+    differing = [key for key in first if first[key] != changed[key]]
+    assert differing == ["worker.reward.reward_function_kwargs (digest)"]

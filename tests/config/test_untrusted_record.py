@@ -107,11 +107,12 @@ def test_a_recorded_template_reads_no_local_file(tmp_path: Path, key: str, capsy
     """One in the run folder is part of the run; any other file needs the user's word, also behind a link."""
     secret = tmp_path / "secret.txt"
     secret.write_text("s3cret")
-    link, own = tmp_path / "link" / "template.jinja", tmp_path / "own" / "template.jinja"
-    for folder, file in (("file", secret), ("link", link), ("own", own)):
+    link = tmp_path / "link" / "template.jinja"
+    run_template = tmp_path / "own" / "template.jinja"
+    for folder, file in (("file", secret), ("link", link), ("own", run_template)):
         write_checkpoint(tmp_path / folder, f"{key}={file}")
     link.symlink_to(secret)
-    own.write_text("{{ content }}")
+    run_template.write_text("{{ content }}")
     for folder, file in (("file", secret), ("link", link)):
         assert dry_run(tmp_path / folder / "global_step_2")[0] == 2
         message = capsys.readouterr().err
@@ -120,23 +121,24 @@ def test_a_recorded_template_reads_no_local_file(tmp_path: Path, key: str, capsy
         assert "s3cret" not in message
         assert recorded_for_evaluation(tmp_path / folder / "config.yaml", (key,))
     section, name = key.split(".")
-    assert recorded_for_evaluation(tmp_path / "own" / "config.yaml", ()).tree[section][name] == str(own)
+    assert recorded_for_evaluation(tmp_path / "own" / "config.yaml", ()).tree[section][name] == str(run_template)
 
 
 def test_a_merge_takes_a_recorded_template_of_the_run_only(tmp_path: Path) -> None:
-    secret, own = tmp_path / "secret.txt", tmp_path / "own" / "template.jinja"
+    secret = tmp_path / "secret.txt"
+    run_template = tmp_path / "own" / "template.jinja"
     actors = {
         file: write_checkpoint(tmp_path / name, f"data.override_chat_template={file}") / "actor"
-        for name, file in (("file", secret), ("own", own))
+        for name, file in (("file", secret), ("own", run_template))
     }
     secret.write_text("s3cret")
-    own.write_text("{{ messages }}")
+    run_template.write_text("{{ messages }}")
     with pytest.raises(ConfigError, match=rf"is {secret}, which is not in the run.* give --chat-template {secret}"):
         find_base(actors[secret])
     assert find_base(actors[secret], chat_template=secret).chat_template == "s3cret"
-    assert find_base(actors[own]).chat_template == "{{ messages }}"
+    assert find_base(actors[run_template]).chat_template == "{{ messages }}"
     with pytest.raises(CheckpointError, match=r"missing\.jinja does not exist.*--chat-template"):
-        find_base(actors[own], chat_template=tmp_path / "missing.jinja")
+        find_base(actors[run_template], chat_template=tmp_path / "missing.jinja")
 
 
 @pytest.mark.parametrize("text", ["${oc.env:CEPO_SECRET}", "x\\\\${oc.env:CEPO_SECRET}", "\\${${oc.env:CEPO_SECRET}}"])
@@ -206,7 +208,7 @@ def is_plain(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:
     if "$ref" in schema:
         return is_plain(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in schema:
-        return all(is_plain(each, definitions) for each in schema["anyOf"])
+        return all(is_plain(alternative, definitions) for alternative in schema["anyOf"])
     if schema.get("type") == "array":
         return is_plain(schema["items"], definitions)
     has_words = "enum" in schema or "const" in schema
@@ -228,11 +230,11 @@ def settings_in(
 def test_a_records_settings_are_numbers_choices_and_listed_texts() -> None:
     """A new setting that may be any text, and so name a file, a host or a program, is listed here by somebody's decision."""
     schema = TypeAdapter(RunSettings).json_schema()
-    found: set[str] = set()
+    text_settings: set[str] = set()
     for key, setting in settings_in(schema, schema["$defs"]):
         if may_come_from_record(RunSettings, key) and not is_plain(setting, schema["$defs"]):
-            found.add(key)
-    assert found == TEXTS_OF_RECORDS
+            text_settings.add(key)
+    assert text_settings == TEXTS_OF_RECORDS
 
 
 NEEDS_THE_USERS_WORD = [
@@ -266,8 +268,8 @@ PURE = {
 @pytest.mark.parametrize("file", LISTED_REWARDS)
 def test_listed_rewards_compute_and_do_nothing_else(file: str) -> None:
     """They import what compares answers alone, and open nothing."""
-    around = PACKAGE_FOLDER.parent if file.startswith("cepo/") else SHIPPED_FOLDER
-    tree = ast.parse((around / file).read_text(encoding="utf-8"))
+    root = PACKAGE_FOLDER.parent if file.startswith("cepo/") else SHIPPED_FOLDER
+    tree = ast.parse((root / file).read_text(encoding="utf-8"))
     modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -324,7 +326,7 @@ def test_a_strangers_record_opens_nothing(
             setting = setting.replace(word, place)
         settings.append(setting)
     step = write_checkpoint(tmp_path / "run", *settings)
-    before = sorted(tmp_path.rglob("*"))
+    files_before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
     arguments: dict[str, list[object]] = {
         "evaluate": [f"checkpoint={step}"],
@@ -343,7 +345,7 @@ def test_a_strangers_record_opens_nothing(
     assert "give " in printed.err
     assert "s3cret" not in printed.out + printed.err
     assert requests == []
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == files_before
 
 
 def test_anchors_and_merged_keys_of_a_record_are_read_alike(tmp_path: Path) -> None:
@@ -375,8 +377,8 @@ def test_a_strangers_record_decides_what_is_listed(tmp_path: Path) -> None:
     assert (config.data.prompt_key, config.data.max_response_length, config.data.max_pixels) == ("question", 77, 4096)
     assert (config.worker.rollout.n, config.worker.rollout.temperature) == (3, 0.7)
     assert (config.worker.actor.model.lora.rank, config.algorithm.correct_threshold) == (8, 0.25)
-    own = SHIPPED_FOLDER / "examples" / "reward_function" / "dapo.py"
-    assert config.worker.reward.reward_function == f"{own}:compute_score", "the file of this installation"
+    shipped_reward = SHIPPED_FOLDER / "examples" / "reward_function" / "dapo.py"
+    assert config.worker.reward.reward_function == f"{shipped_reward}:compute_score", "the file of this installation"
     assert config.worker.reward.reward_function_kwargs == {"max_response_length": 77, "overlong_buffer_length": 10}
 
 

@@ -86,7 +86,8 @@ def a_worker_that_has_died(folder: Path) -> None:
     from cepo.runtime.ray_backend import Ranks
 
     ranks = object.__new__(Ranks)  # one dies in tests/runs/test_ray.py
-    ranks.locations, ranks._logs = [RankLocation("10.0.0.5", 4711, 0, True)], [folder / "rank_0.log"]
+    ranks.locations = [RankLocation("10.0.0.5", 4711, 0, True)]
+    ranks._logs = [folder / "rank_0.log"]
     ranks._logs[0].write_text("CUDA error: out of memory\n")
     raise ranks._lost(0, "the call `update`", ActorDiedError())
 
@@ -152,15 +153,17 @@ CASES: dict[type[CepoError], tuple[Callable[[Path], object], list[str]]] = {
 
 def classes_in_the_code() -> set[type[BaseException]]:
     """Every class of the package that derives, directly or not, from an exception."""
-    found: set[type[BaseException]] = set()
+    error_classes: set[type[BaseException]] = set()
     for file in sorted(PACKAGE.rglob("*.py")):
         if re.search(r"^class \w+\(.*(Error|Exception|Interrupt)\b", file.read_text("utf-8"), re.MULTILINE):
             module = importlib.import_module(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
-            own = [
-                each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__
+            defined_classes = [
+                value
+                for value in vars(module).values()
+                if isinstance(value, type) and value.__module__ == module.__name__
             ]
-            found |= {each for each in own if issubclass(each, BaseException)}
-    return found
+            error_classes |= {value for value in defined_classes if issubclass(value, BaseException)}
+    return error_classes
 
 
 def test_every_error_class_of_the_code_has_a_case() -> None:

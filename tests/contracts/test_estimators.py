@@ -39,8 +39,8 @@ def make_batch(name: str, *, scale: float = 3.0, seed: int = 4) -> TokenBatch:
     """Two groups with differing and one with equal rewards; log-probs on padding are as large as elsewhere."""
     names = build_estimator(name).views
     old, *views = log_probs_like((1 + len(names), 12, 6), seed, scale)
-    given = dict(zip(names, views, strict=True))
-    batch = token_batch(REWARDS, GROUP_IDS, lengths=LENGTHS, old=old, views=given)
+    view_log_probs = dict(zip(names, views, strict=True))
+    batch = token_batch(REWARDS, GROUP_IDS, lengths=LENGTHS, old=old, views=view_log_probs)
     return dataclasses.replace(batch, teacher_log_probs=OnlyDeclared(batch.teacher_log_probs))
 
 
@@ -69,13 +69,13 @@ def test_only_declared_views_are_read_and_all_of_them_at_step_0(name: str) -> No
 @pytest.mark.parametrize("step", [0, 7, 1000])
 def test_two_calls_give_the_same_bits_and_change_no_input(name: str, step: int) -> None:
     batch = make_batch(name)
-    before = {key: tensor.clone() for key, tensor in tensors_of(batch).items()}
+    copies = {key: tensor.clone() for key, tensor in tensors_of(batch).items()}
     first = signal_of(name, batch, step)
     second = signal_of(name, batch, step)
     assert same_bits(first.advantages, second.advantages)
     assert first.metrics == second.metrics
     for key, tensor in tensors_of(batch).items():
-        assert torch.equal(tensor, before[key]), key
+        assert torch.equal(tensor, copies[key]), key
         assert first.advantages.data_ptr() != tensor.data_ptr(), f"advantages are the same memory as {key}"
 
 
@@ -112,13 +112,13 @@ def test_what_stands_on_padding_changes_nothing(name: str) -> None:
             key: batch.teacher_log_probs[key].masked_fill(padding, 0.0) for key in batch.teacher_log_probs
         },
     )
-    straight = signal_of(name, batch)
-    other = signal_of(name, moved)
-    assert same_bits(straight.advantages, other.advantages)
-    assert straight.metrics == other.metrics
-    if straight.returns is not None:
-        assert other.returns is not None
-        assert same_bits(straight.returns, other.returns)
+    signal = signal_of(name, batch)
+    signal_of_moved = signal_of(name, moved)
+    assert same_bits(signal.advantages, signal_of_moved.advantages)
+    assert signal.metrics == signal_of_moved.metrics
+    if signal.returns is not None:
+        assert signal_of_moved.returns is not None
+        assert same_bits(signal.returns, signal_of_moved.returns)
 
 
 @every_method
@@ -126,8 +126,8 @@ def test_old_log_probs_change_the_signal_where_declared(name: str) -> None:
     batch = make_batch(name)
     moved = dataclasses.replace(batch, old_log_probs=0.5 * batch.old_log_probs)
     signal = signal_of(name, batch)
-    other = signal_of(name, moved)
-    is_same = same_bits(signal.advantages, other.advantages) and signal.metrics == other.metrics
+    signal_of_moved = signal_of(name, moved)
+    is_same = same_bits(signal.advantages, signal_of_moved.advantages) and signal.metrics == signal_of_moved.metrics
     assert is_same == ("old_log_probs" not in build_estimator(name).reads)
 
 
@@ -142,13 +142,13 @@ def test_log_probs_of_minus_10000_give_finite_signals(name: str) -> None:
 
 def with_references(name: str, batch: TokenBatch, shown: Mapping[str, Tensor]) -> TokenBatch:
     """The batch after the method has settled which of the references that can be shown are kept."""
-    kept = build_estimator(name).settled(shown)
-    assert kept.keys() == shown.keys()
+    settled = build_estimator(name).settled(shown)
+    assert settled.keys() == shown.keys()
     teachers: dict[str, Tensor] = {}
-    for view, rows in kept.items():
+    for view, rows in settled.items():
         assert not (rows & ~shown[view]).any(), f"{view}: what cannot be shown is kept"
         teachers[view] = batch.teacher_log_probs[view].where(rows.unsqueeze(1), batch.old_log_probs)
-    return dataclasses.replace(batch, teacher_log_probs=teachers, has_reference=dict(kept))
+    return dataclasses.replace(batch, teacher_log_probs=teachers, has_reference=dict(settled))
 
 
 @every_method
@@ -157,8 +157,8 @@ def test_rows_that_are_not_live_have_no_signal(name: str, chance: float) -> None
     """Whichever references can be shown."""
     estimator = build_estimator(name)
     generator = torch.Generator().manual_seed(6)
-    shown = {view: torch.rand(12, generator=generator) < chance for view in estimator.views}
-    batch = with_references(name, make_batch(name), shown)
+    can_be_shown = {view: torch.rand(12, generator=generator) < chance for view in estimator.views}
+    batch = with_references(name, make_batch(name), can_be_shown)
     live = estimator.live_rows(batch.rewards, batch.group_ids, batch.has_reference)
     assert live.shape == (12,)
     assert live.dtype == torch.bool
@@ -178,8 +178,8 @@ def test_a_row_is_live_while_it_may_get_a_reference(name: str) -> None:
     possible = possible_rows(estimator, batch.rewards, batch.group_ids, with_teachers=True)
     generator = torch.Generator().manual_seed(7)
     for _ in range(20):
-        shown = {view: torch.rand(12, generator=generator) < 0.5 for view in estimator.views}
-        live = estimator.live_rows(batch.rewards, batch.group_ids, estimator.settled(shown))
+        can_be_shown = {view: torch.rand(12, generator=generator) < 0.5 for view in estimator.views}
+        live = estimator.live_rows(batch.rewards, batch.group_ids, estimator.settled(can_be_shown))
         assert not (live & ~possible).any()
 
 

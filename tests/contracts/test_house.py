@@ -59,12 +59,13 @@ def level_of(unit: str, file: Path) -> int:
 
 
 def lines_that_match(pattern: re.Pattern[str], files: Sequence[Path]) -> list[str]:
-    return [
-        f"{place(file, number)}: {line.strip()}"
-        for file in files
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
-        if pattern.search(line)
-    ]
+    matches: list[str] = []
+    for file in files:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, start=1):
+            if pattern.search(line):
+                matches.append(f"{place(file, number)}: {line.strip()}")
+    return matches
 
 
 @cache
@@ -77,13 +78,15 @@ def imports_of(file: Path) -> Iterator[tuple[str, int]]:
     """Every imported module's full name with its line, wherever in the file the import stands."""
     for node in nodes_of(file):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            for alias in node.names:
+                yield alias.name, node.lineno
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: relative import"
             assert node.module is not None
             yield node.module, node.lineno
             if node.module == "cepo":
-                yield from ((f"cepo.{alias.name}", node.lineno) for alias in node.names)
+                for alias in node.names:
+                    yield f"cepo.{alias.name}", node.lineno
 
 
 def place(file: Path, line: int) -> str:
@@ -92,8 +95,12 @@ def place(file: Path, line: int) -> str:
 
 def imports_where(wrong: Callable[[Path, str], bool]) -> str:
     """The imports of the package for which `wrong(file, name of the imported module)` holds, a line for each."""
-    found = [(file, name, line) for file in MODULES for name, line in imports_of(file) if wrong(file, name)]
-    return "\n".join(f"{place(file, line)} imports {name}" for file, name, line in found)
+    wrong_imports: list[str] = []
+    for file in MODULES:
+        for name, line in imports_of(file):
+            if wrong(file, name):
+                wrong_imports.append(f"{place(file, line)} imports {name}")
+    return "\n".join(wrong_imports)
 
 
 def test_imports_point_down_the_table_only() -> None:
@@ -132,9 +139,9 @@ def test_there_is_no_circle_of_imports_between_modules_or_rooms() -> None:
     files = {dotted(file): file for file in MODULES}
     modules = {name: set(modules_named(file, files)) for name, file in files.items()}
     rooms: dict[str, set[str]] = {}
-    for name, others in modules.items():
+    for name, imported_modules in modules.items():
         room = unit_of(files[name])
-        rooms.setdefault(room, set()).update({unit_of(files[other]) for other in others} - {room, ""})
+        rooms.setdefault(room, set()).update({unit_of(files[module]) for module in imported_modules} - {room, ""})
     for graph in (modules, rooms):
         try:
             TopologicalSorter(graph).prepare()
@@ -213,9 +220,9 @@ def test_reading_a_config_or_the_trainer_loads_no_engine() -> None:
         "cepo.trainer.protocol",
         *(dotted(file) for file in MODULES if unit_of(file) == "config"),
     ]
-    others = [dotted(file) for file in MODULES if unit_of(file) in PURE | {"trainer"}]
-    assert "cepo.algorithms.statistics" in others
-    script = textwrap.dedent(script).format(config=" ".join(config), others=" ".join(others))
+    computing_modules = [dotted(file) for file in MODULES if unit_of(file) in PURE | {"trainer"}]
+    assert "cepo.algorithms.statistics" in computing_modules
+    script = textwrap.dedent(script).format(config=" ".join(config), others=" ".join(computing_modules))
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
     )
@@ -232,14 +239,14 @@ def test_no_module_outside_algorithms_knows_a_methods_name() -> None:
     """Tests and a study's own method may build on another."""
     names = set(available_estimators()) - set(OTHER_MEANINGS)
     word = re.compile(rf"\b({'|'.join(sorted(names))})\b")
-    found = lines_that_match(word, ELSEWHERE)
+    matches = lines_that_match(word, ELSEWHERE)
     for folder in ("scripts", "lab"):
         programs = [path for path in sorted((REPOSITORY / folder).rglob("*")) if path.suffix in (".py", ".sh")]
         programs = [path for path in programs if path.parent.name != "tests"]
         programs = [path for path in programs if "@register_estimator" not in path.read_text(encoding="utf-8")]
         assert programs, f"{folder} holds no program"
-        found += lines_that_match(word, programs)
-    assert not found, "\n".join(found)
+        matches += lines_that_match(word, programs)
+    assert not matches, "\n".join(matches)
 
 
 OTHER_MEANINGS = ("cepo", "visual")
@@ -256,8 +263,8 @@ DECISION = re.compile(
 
 
 def test_no_module_outside_algorithms_decides_by_such_a_name() -> None:
-    found = lines_that_match(DECISION, ELSEWHERE)
-    assert not found, "\n".join(found)
+    matches = lines_that_match(DECISION, ELSEWHERE)
+    assert not matches, "\n".join(matches)
 
 
 def test_the_search_for_decisions_on_a_name_sees_5_of_5() -> None:
@@ -273,29 +280,33 @@ def test_the_search_for_decisions_on_a_name_sees_5_of_5() -> None:
     assert [source for source in deciding + passing if DECISION.search(source)] == deciding
 
 
-SIZED = [
-    file for folder in ("cepo", "scripts", "lab", "testing", "examples") for file in (REPOSITORY / folder).rglob("*.py")
-]
+def programs_in(*folders: str) -> list[Path]:
+    files: list[Path] = []
+    for folder in folders:
+        files += sorted((REPOSITORY / folder).rglob("*.py"))
+    return files
+
+
+SIZED = programs_in("cepo", "scripts", "lab", "testing", "examples")
 
 
 def test_functions_have_at_most_60_lines() -> None:
-    long = [
-        f"{place(file, node.lineno)} {node.name} has {node.end_lineno - node.lineno + 1} lines"
-        for file in SIZED
-        for node in nodes_of(file)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > 60
-    ]
+    long: list[str] = []
+    for file in SIZED:
+        for node in nodes_of(file):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                num_lines = node.end_lineno - node.lineno + 1
+                if num_lines > 60:
+                    long.append(f"{place(file, node.lineno)} {node.name} has {num_lines} lines")
     assert not long, "\n".join(long)
 
 
 def test_names_of_tests_have_at_most_60_characters() -> None:
-    long = [
-        f"{file.relative_to(REPOSITORY)}: {name}"
-        for file in sorted((REPOSITORY / "tests").rglob("*.py"))
-        for name in re.findall(r"^ *def (test_\w{56,})", file.read_text(encoding="utf-8"), re.MULTILINE)
-    ]
+    long: list[str] = []
+    for file in programs_in("tests"):
+        names = re.findall(r"^ *def (test_\w{56,})", file.read_text(encoding="utf-8"), re.MULTILINE)
+        long += [f"{file.relative_to(REPOSITORY)}: {name}" for name in names]
     assert not long, "\n".join(long)
 
 
@@ -312,13 +323,15 @@ def test_only_families_know_model_types_and_architectures() -> None:
         r"|\b(Qwen\w*VL\w*|InternVL\w*|SmolVLM\w*|Idefics3\w*|Gemma3\w*|Llava\w*)(Model|For|Config|Processor)\w*"
     )
     known = {"families.py", *OWN_MODEL, *SPOKEN_OF}
-    found = lines_that_match(named, [file for file in MODULES if not known & set(file.relative_to(PACKAGE).parts)])
-    assert not found, "\n".join(found)
+    matches = lines_that_match(named, [file for file in MODULES if not known & set(file.relative_to(PACKAGE).parts)])
+    assert not matches, "\n".join(matches)
 
 
 def test_families_are_registered_and_no_model_type_stands_twice() -> None:
-    own = {kind for kind in vars(families).values() if isinstance(kind, type) and issubclass(kind, families.Family)}
-    assert {type(family) for family in FAMILIES} == own
+    family_classes = {
+        kind for kind in vars(families).values() if isinstance(kind, type) and issubclass(kind, families.Family)
+    }
+    assert {type(family) for family in FAMILIES} == family_classes
     types = [model_type for family in FAMILIES for model_type in family.model_types]
     assert len(types) == len(set(types)) >= 18
 
@@ -328,26 +341,30 @@ def test_nothing_in_the_package_imports_lab() -> None:
 
 
 def test_no_test_of_the_package_imports_lab() -> None:
-    files = [file for folder in ("tests", "testing") for file in sorted((REPOSITORY / folder).rglob("*.py"))]
-    importing = [place(file, line) for file in files for name, line in imports_of(file) if name.split(".")[0] == "lab"]
+    importing: list[str] = []
+    for file in programs_in("tests", "testing"):
+        for name, line in imports_of(file):
+            if name.split(".")[0] == "lab":
+                importing.append(place(file, line))
     assert not importing, "\n".join(importing)
 
 
 def test_only_the_studies_import_the_studies() -> None:
     studies = REPOSITORY / "lab" / "studies"
-    files = [file for folder in ("lab", "scripts", "tests") for file in sorted((REPOSITORY / folder).rglob("*.py"))]
-    importing = [
-        place(file, line)
-        for file in files
-        if studies not in file.parents
-        for name, line in imports_of(file)
-        if name.split(".")[:2] == ["lab", "studies"]
-    ]
+    importing: list[str] = []
+    for file in programs_in("lab", "scripts", "tests"):
+        if studies in file.parents:
+            continue
+        for name, line in imports_of(file):
+            if name.split(".")[:2] == ["lab", "studies"]:
+                importing.append(place(file, line))
     assert not importing, "\n".join(importing)
 
 
 def test_no_message_installs_cepo_from_an_index() -> None:
     """No index has `cepo`: its extras are installed from the checkout."""
     files = [*(REPOSITORY / "cepo").rglob("*.py"), *(REPOSITORY / "examples").rglob("*.py")]
-    found = [str(file) for file in files if re.search(r"""(install|or) ['"]cepo\[""", file.read_text(encoding="utf-8"))]
-    assert found == []
+    offending_files = [
+        str(file) for file in files if re.search(r"""(install|or) ['"]cepo\[""", file.read_text(encoding="utf-8"))
+    ]
+    assert offending_files == []

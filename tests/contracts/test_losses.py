@@ -97,10 +97,10 @@ def frozen(name: str, loss: PolicyLoss, tokens: PolicyTokens) -> PolicyLoss:
 
         def token_losses(self, moved: PolicyTokens) -> Tensor:
             mask = tokens.response_mask
-            means = tokens.log_ratio.where(mask, 0.0).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-            return build_loss("default").token_losses(
-                dataclasses.replace(moved, old_log_probs=tokens.log_probs - means)
-            )
+            sums = tokens.log_ratio.where(mask, 0.0).sum(1, keepdim=True)
+            lengths = mask.sum(1, keepdim=True).clamp(min=1)
+            old_log_probs = tokens.log_probs - sums / lengths
+            return build_loss("default").token_losses(dataclasses.replace(moved, old_log_probs=old_log_probs))
 
     return {"cispo": Cispo, "gspo_token": GspoToken}.get(name, lambda _: loss)(loss.config)
 
@@ -108,25 +108,30 @@ def frozen(name: str, loss: PolicyLoss, tokens: PolicyTokens) -> PolicyLoss:
 @every_loss
 def test_the_gradient_is_that_of_finite_differences(name: str) -> None:
     """Central differences of 1e-6 in float64, at points where no token is within that of a bound."""
-    loss, tokens = built(name), make_tokens()
+    loss = built(name)
+    tokens = make_tokens()
     weights = tokens.response_mask.double()
     _, gradient = gradient_of(loss, tokens, weights)
-    surrogate, step = frozen(name, loss, tokens), 1e-6
+    surrogate = frozen(name, loss, tokens)
+    step = 1e-6
+
+    def loss_at(log_probs: Tensor) -> float:
+        losses = surrogate.token_losses(with_log_probs(tokens, log_probs))
+        return float((losses * weights).sum())
+
     for row, length in enumerate(LENGTHS):
         for token in range(length):
-            moved = torch.zeros_like(tokens.log_probs)
-            moved[row, token] = step
-            above, below = (
-                (surrogate.token_losses(with_log_probs(tokens, tokens.log_probs + sign * moved)) * weights).sum()
-                for sign in (1.0, -1.0)
-            )
-            assert gradient[row, token].item() == pytest.approx((above - below).item() / (2 * step), abs=1e-7)
+            change = torch.zeros_like(tokens.log_probs)
+            change[row, token] = step
+            difference = loss_at(tokens.log_probs + change) - loss_at(tokens.log_probs - change)
+            assert gradient[row, token].item() == pytest.approx(difference / (2 * step), abs=1e-7)
     assert torch.count_nonzero(gradient) > 0
 
 
 @every_loss
 def test_padding_has_no_gradient_and_changes_no_bit(name: str) -> None:
-    loss, tokens = built(name), make_tokens()
+    loss = built(name)
+    tokens = make_tokens()
     weights = token_weights(tokens.response_mask, "seq", DENOMINATORS).double()
     padding = ~tokens.response_mask
     total, gradient = gradient_of(loss, tokens, weights)
@@ -154,7 +159,8 @@ def test_padding_has_no_gradient_and_changes_no_bit(name: str) -> None:
 def test_no_split_into_micro_batches_changes_the_sum(
     name: str, aggregation: str, parts: list[list[int]], padding: int
 ) -> None:
-    loss, tokens = built(name), make_tokens()
+    loss = built(name)
+    tokens = make_tokens()
     whole = gradient_of(loss, tokens, token_weights(tokens.response_mask, aggregation, DENOMINATORS).double())
     total = torch.zeros((), dtype=torch.float64)
     gradient = torch.zeros_like(tokens.log_probs)
@@ -191,11 +197,13 @@ def test_metrics_merge_to_those_of_the_whole_step(name: str) -> None:
 
 @every_loss
 def test_no_input_is_changed_and_two_calls_agree(name: str) -> None:
-    loss, tokens = built(name), make_tokens()
-    before = {field.name: getattr(tokens, field.name).clone() for field in dataclasses.fields(tokens)}
-    first, second = loss.token_losses(tokens), loss.token_losses(tokens)
+    loss = built(name)
+    tokens = make_tokens()
+    copies = {field.name: getattr(tokens, field.name).clone() for field in dataclasses.fields(tokens)}
+    first = loss.token_losses(tokens)
+    second = loss.token_losses(tokens)
     assert same_bits(first, second)
-    for key, tensor in before.items():
+    for key, tensor in copies.items():
         assert torch.equal(getattr(tokens, key), tensor), key
 
 

@@ -44,9 +44,12 @@ def imported_names(source: str) -> Iterator[tuple[str, str]]:
     """The pairs (module, name) of the package that a program imports; `import cepo` has the name ''."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "cepo":
-            yield from ((str(node.module), alias.name) for alias in node.names)
+            for alias in node.names:
+                yield str(node.module), alias.name
         elif isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "cepo")
+            for alias in node.names:
+                if alias.name.split(".")[0] == "cepo":
+                    yield alias.name, ""
 
 
 def source_of(file: Path) -> str:
@@ -76,13 +79,13 @@ def installed_with_training() -> set[str]:
     """The distributions that `cepo[train]` names, and those that they name themselves without an extra."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = project["dependencies"] + project["optional-dependencies"]["train"]
-    found = {canonicalize_name(Requirement(text).name) for text in named}
-    for name in list(found):
+    distributions = {canonicalize_name(Requirement(text).name) for text in named}
+    for name in list(distributions):
         for text in requires(name) or []:
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                found.add(canonicalize_name(requirement.name))
-    return found
+                distributions.add(canonicalize_name(requirement.name))
+    return distributions
 
 
 def imported_packages(source: str) -> set[str]:
@@ -98,17 +101,14 @@ def imported_packages(source: str) -> set[str]:
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: str(file.relative_to(REPOSITORY / "examples")))
 def test_an_example_imports_what_training_installs(file: Path) -> None:
     """An example once imported a package that was there by chance, and failed in a fresh environment."""
-    own = {file.stem for file in file.parent.glob("*.py")} | {"cepo"}
-    others = imported_packages(source_of(file)) - own - sys.stdlib_module_names
+    own_modules = {file.stem for file in file.parent.glob("*.py")} | {"cepo"}
+    third_party = imported_packages(source_of(file)) - own_modules - sys.stdlib_module_names
     provided_by = packages_distributions()
     installed = installed_with_training()
     optional = {"trl"}  # the pages of these examples name the extra
-    missing = [
-        name
-        for name in others - optional
-        if not any(canonicalize_name(distribution) in installed for distribution in provided_by.get(name, [name]))
-    ]
-    assert not missing
+    for name in third_party - optional:
+        providers = {canonicalize_name(distribution) for distribution in provided_by.get(name, [name])}
+        assert providers & installed, f"nothing that training installs provides {name}"
 
 
 def test_the_examples_import_from_most_public_modules() -> None:

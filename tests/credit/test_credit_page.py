@@ -73,11 +73,11 @@ def test_the_credit_page_answers_first_and_sorts_its_dots(browser: Browser, tmp_
     assert plot.locator(".dot").first.get_attribute("style") == "--at:58.33%"
     assert plot.get_attribute("style") == "--ceiling:100.0%;--zero:25.0%"
     line, ceiling, dot = plot.locator("tr").first.locator(".track div, .dot, .ceiling").all()
-    left, width = edge_and_width(line)
+    line_left, line_width = edge_and_width(line)
     dot_left, dot_width = edge_and_width(dot)
     ceiling_left, _ = edge_and_width(ceiling)
-    assert (dot_left + dot_width / 2 - left) / width == pytest.approx(0.5833, abs=0.01)
-    assert (ceiling_left - left) / width == pytest.approx(1.0, abs=0.01)
+    assert (dot_left + dot_width / 2 - line_left) / line_width == pytest.approx(0.5833, abs=0.01)
+    assert (ceiling_left - line_left) / line_width == pytest.approx(1.0, abs=0.01)
     assert not page.locator(".table").first.is_visible(), "the tables are folded"
     cells = page.locator("table:not(.dots)").first.locator("tbody tr td:nth-child(2)")
     assert cells.all_text_contents()[-2:] == ["–", "0.800 ± 0.100"]
@@ -85,8 +85,10 @@ def test_the_credit_page_answers_first_and_sorts_its_dots(browser: Browser, tmp_
 
 
 def edge_and_width(element: Locator) -> tuple[float, float]:
-    left, width = element.evaluate("(one) => [one.getBoundingClientRect().left, one.getBoundingClientRect().width]")
-    return left, width
+    left_edge, width = element.evaluate(
+        "(one) => [one.getBoundingClientRect().left, one.getBoundingClientRect().width]"
+    )
+    return left_edge, width
 
 
 def test_the_page_of_knowledge_alone_answers_with_its_limit(browser: Browser, tmp_path: Path) -> None:

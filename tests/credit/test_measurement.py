@@ -86,10 +86,10 @@ def test_equal_tokens_before_other_images_are_scored_separately() -> None:
 
 def test_correlations_are_numpys() -> None:
     generator = numpy.random.default_rng(0)
-    one = generator.normal(size=50)
-    other = generator.normal(size=50)
-    assert agreement.pearson(one, other) == pytest.approx(numpy.corrcoef(one, other)[0, 1], abs=1e-12)
-    assert numpy.isnan(agreement.pearson(numpy.ones(5), one[:5]))
+    first = generator.normal(size=50)
+    second = generator.normal(size=50)
+    assert agreement.pearson(first, second) == pytest.approx(numpy.corrcoef(first, second)[0, 1], abs=1e-12)
+    assert numpy.isnan(agreement.pearson(numpy.ones(5), first[:5]))
 
 
 def test_the_area_under_the_curve_counts_pairs() -> None:
@@ -113,12 +113,12 @@ def test_decisive_tokens_of_two_responses_by_hand() -> None:
     First response, |credit| 1, 4, 1: the decisive second token is above both others. Second response, |credit| 2, 2, 2:
     1/2 of the pairs. Of |credit| 12 the two have 4 + 2.
     """
-    credit = numpy.array([0.1, -0.5, 0.0, 0.3, 0.1, 0.0])
-    given = numpy.array([1.0, -4.0, 1.0, -2.0, 2.0, 2.0])
-    truth = truth_of(numpy.zeros(6), credit, tokens=3)
-    found = values_of(agreement.credit_figures(truth, given, seed=0))
-    assert found["auroc"] == pytest.approx((1.0 + 0.5) / 2)
-    assert found["share_on_decisive"] == pytest.approx(6 / 12)
+    true_credit = numpy.array([0.1, -0.5, 0.0, 0.3, 0.1, 0.0])
+    assigned = numpy.array([1.0, -4.0, 1.0, -2.0, 2.0, 2.0])
+    truth = truth_of(numpy.zeros(6), true_credit, tokens=3)
+    figures = values_of(agreement.credit_figures(truth, assigned, seed=0))
+    assert figures["auroc"] == pytest.approx((1.0 + 0.5) / 2)
+    assert figures["share_on_decisive"] == pytest.approx(6 / 12)
 
 
 def test_the_correction_recovers_a_known_correlation() -> None:
@@ -150,18 +150,18 @@ def test_contrast_to_noise_by_hand() -> None:
     delta = numpy.array([0.2, 3.0, 0.0, -1.0, -0.4, 0.0])
     log_probs = numpy.log([0.5, 0.5, 0.99, 0.99, 0.5, 0.99])
     truth = truth_of(numpy.zeros(6), credit, tokens=3)
-    found = values_of(agreement.contrast_figures(truth, delta, log_probs, seed=0))
-    assert found["decisive"] == pytest.approx(2.0)
-    assert found["noise"] == pytest.approx(0.3 / 0.6745)
-    assert found["ratio"] == pytest.approx(2.0 * 0.6745 / 0.3)
+    figures = values_of(agreement.contrast_figures(truth, delta, log_probs, seed=0))
+    assert figures["decisive"] == pytest.approx(2.0)
+    assert figures["noise"] == pytest.approx(0.3 / 0.6745)
+    assert figures["ratio"] == pytest.approx(2.0 * 0.6745 / 0.3)
 
 
 @pytest.mark.parametrize(("credit", "delta"), [([0.0, 0.1], [1.0, 1.0]), ([0.5, 0.1], [1.0, 0.0])])
 def test_no_decisive_token_or_no_noise_gives_no_ratio(credit: list[float], delta: list[float]) -> None:
     truth = truth_of(numpy.zeros(2), numpy.array(credit), tokens=2)
     log_probs = numpy.log([0.5, 0.5])
-    found = values_of(agreement.contrast_figures(truth, numpy.array(delta), log_probs, seed=0))
-    assert found["ratio"] is None
+    figures = values_of(agreement.contrast_figures(truth, numpy.array(delta), log_probs, seed=0))
+    assert figures["ratio"] is None
 
 
 def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
@@ -202,8 +202,8 @@ def is_right(response: tuple[int, ...]) -> bool:
 
 
 def token_chance(place: int, token: int) -> float:
-    one = float(ONE[place])
-    return one if token == 1 else 1 - one
+    chance_of_one = float(ONE[place])
+    return chance_of_one if token == 1 else 1 - chance_of_one
 
 
 @cache
@@ -245,20 +245,20 @@ def measure(rollouts: Rollouts, teacher: Teacher) -> dict[str, Any]:
         response = tuple(generation.response_ids.tolist())
         rows.append([gain(teacher, response[:place], token) for place, token in enumerate(response)])
     gains = torch.tensor(rows, dtype=torch.float64)
-    found = known(gains, rollouts, range(len(rows)), seed=0)
-    assert found.pop("responses") == rollouts.correct.sum()
-    for figure in found.values():
+    figures = known(gains, rollouts, range(len(rows)), seed=0)
+    assert figures.pop("responses") == rollouts.correct.sum()
+    for figure in figures.values():
         assert figure["low"] <= figure["value"] <= figure["high"]
-    return values_of(found)
+    return values_of(figures)
 
 
 def test_the_posterior_knows_minus_log_p(rollouts: Rollouts) -> None:
     """For each right response the log ratios of P(y | right) add up to -log p."""
-    found = measure(rollouts, value)
-    assert found["nats"] == pytest.approx(-math.log(value(())), abs=1e-9)
-    assert found["limit"] == pytest.approx(-math.log(value(())), abs=0.1)
-    assert sum(found[quarter] for quarter in QUARTERS) == pytest.approx(found["nats"])
-    assert found["third"] == pytest.approx(0.0, abs=1e-12), "tokens 4 and 5 decide nothing"
+    figures = measure(rollouts, value)
+    assert figures["nats"] == pytest.approx(-math.log(value(())), abs=1e-9)
+    assert figures["limit"] == pytest.approx(-math.log(value(())), abs=0.1)
+    assert sum(figures[quarter] for quarter in QUARTERS) == pytest.approx(figures["nats"])
+    assert figures["third"] == pytest.approx(0.0, abs=1e-12), "tokens 4 and 5 decide nothing"
 
 
 @pytest.mark.parametrize("trust", [0.0, 0.5, 2.0, -1.0])
@@ -268,17 +268,17 @@ def test_other_teachers_know_less(rollouts: Rollouts, trust: float) -> None:
     def teacher(beginning: tuple[int, ...]) -> float:
         return max(value(beginning), 1e-3) ** trust
 
-    found = measure(rollouts, teacher)
-    assert found["nats"] < found["limit"]
-    assert (found["nats"] > 0) == (trust > 0)
-    assert (found["wrong"] < 0) == (trust > 0), "what announces right responses tells against wrong ones"
+    figures = measure(rollouts, teacher)
+    assert figures["nats"] < figures["limit"]
+    assert (figures["nats"] > 0) == (trust > 0)
+    assert (figures["wrong"] < 0) == (trust > 0), "what announces right responses tells against wrong ones"
 
 
 def test_without_a_wrong_response_its_figure_is_undefined(rollouts: Rollouts) -> None:
     right_rows = rollouts.correct.nonzero().flatten().tolist()
-    found = known(torch.zeros(len(rollouts.correct), LENGTH), rollouts, right_rows, seed=0)
-    assert found["wrong"]["value"] is None
-    assert found["nats"]["value"] == 0.0
+    figures = known(torch.zeros(len(rollouts.correct), LENGTH), rollouts, right_rows, seed=0)
+    assert figures["wrong"]["value"] is None
+    assert figures["nats"]["value"] == 0.0
 
 
 def chosen_of(rollouts: Rollouts, *, responses: int = 9, tokens: int = 9, seed: int = 0) -> dict[int, list[int]]:
@@ -324,9 +324,9 @@ def test_of_long_responses_both_sides_of_some_tokens_count() -> None:
     assert len(tokens) == 5
     assert tokens == sorted(tokens)
     lengths = {len(prefix.tokens) for prefix in needed_prefixes(rollouts, {0: tokens})}
-    before = set(tokens)
-    after = {token + 1 for token in tokens}
-    assert lengths == (before | after) - {50}
+    lengths_before = set(tokens)
+    lengths_after = {token + 1 for token in tokens}
+    assert lengths == (lengths_before | lengths_after) - {50}
     assert tokens != chosen_of(rollouts, tokens=5, seed=1)[0]
 
 

@@ -83,14 +83,14 @@ def test_under_hf_hub_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_reading_a_local_file_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    hosts: list[object] = []
 
     def look_up(host: object, *_: object, **__: object) -> None:
-        asked.append(host)
+        hosts.append(host)
         raise OSError("no network")
 
     monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", True)  # the library's default
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     (tmp_path / "rows.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
     assert len(read_source(str(tmp_path / "rows.jsonl"))) == 1
-    assert asked == []
+    assert hosts == []

@@ -121,9 +121,9 @@ def test_no_message_repeats_a_long_value(kind: str) -> None:
     """At most about 100 of its characters."""
     text = LONG[kind]
     for value in (text, {"bytes": None, "path": text}, {"bytes": text}):
-        for read in (verify_image, load_rgb):
+        for read_function in (verify_image, load_rgb):
             with pytest.raises(DataError) as caught:
-                read(value, None)
+                read_function(value, None)
             message = str(caught.value)
             assert len(message) < 400
             assert text[:120] not in message

@@ -101,10 +101,10 @@ def test_pixels_are_upright_as_pillow_turns_them(form: str, orientation: int) ->
     """And turning them again, as vLLM does, changes nothing."""
     content = turned_files(orientation)[form]
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB")
-    shown = pixels(content)
-    assert np.array_equal(shown, np.asarray(upright))
+    upright_pixels = pixels(content)
+    assert np.array_equal(upright_pixels, np.asarray(upright))
     again = ImageOps.exif_transpose(load_rgb(content, None))
-    assert np.array_equal(np.asarray(again), shown)
+    assert np.array_equal(np.asarray(again), upright_pixels)
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 255])
@@ -112,8 +112,8 @@ def test_an_orientation_that_does_not_exist_turns_nothing(orientation: int) -> N
     """EXIF data win over XMP even so, as in Pillow."""
     data = exif(orientation)
     assert np.array_equal(pixels(encoded(PHOTO, exif=data)), np.asarray(PHOTO))
-    both = encoded(PHOTO, "WEBP", lossless=True, exif=data, xmp=described(6))
-    assert np.array_equal(pixels(both), np.asarray(PHOTO))
+    with_exif_and_xmp = encoded(PHOTO, "WEBP", lossless=True, exif=data, xmp=described(6))
+    assert np.array_equal(pixels(with_exif_and_xmp), np.asarray(PHOTO))
 
 
 def test_exif_data_cut_anywhere_count_for_none_or_are_read() -> None:
@@ -126,8 +126,8 @@ def test_exif_data_cut_anywhere_count_for_none_or_are_read() -> None:
     for end in range(len(whole)):
         expected = turned if end >= heads_number_and_an_entry else upright
         assert np.array_equal(pixels(jpeg_with(stored, (0xE1, whole[:end]))), expected), end
-    both = jpeg_with(stored, (0xE1, whole[:20]), (0xE1, XMP_HEAD + described(6)))
-    assert np.array_equal(pixels(both), turned)
+    with_exif_and_xmp = jpeg_with(stored, (0xE1, whole[:20]), (0xE1, XMP_HEAD + described(6)))
+    assert np.array_equal(pixels(with_exif_and_xmp), turned)
 
 
 # Colours
@@ -162,9 +162,9 @@ def test_every_form_of_colours_is_shown_or_refused(case: Any) -> None:
     if "shown" in case:
         assert pixels(content)[0].tolist() == case["shown"]
         return
-    for read in (verify_image, load_rgb):
+    for read_function in (verify_image, load_rgb):
         with pytest.raises(DataError, match=f"the image is damaged .ValueError: .*{case['refused']}"):
-            read(content, None)
+            read_function(content, None)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "PA", "CMYK", "YCbCr", "RGBX"])
@@ -173,8 +173,8 @@ def test_every_mode_of_tiff_is_read_as_its_colours(mode: str) -> None:
     blocks.paste((0, 0, 0), (0, 0, 16, 32))
     image = blocks.convert("P") if mode == "PA" else blocks
     options = {"compression": "tiff_lzw"} if mode == "YCbCr" else {}  # Pillow does not read its own without
-    read = pixels(encoded(image.convert(mode), "TIFF", **options))
-    assert np.abs(read.astype(int) - np.asarray(blocks)).max() <= 3
+    colours = pixels(encoded(image.convert(mode), "TIFF", **options))
+    assert np.abs(colours.astype(int) - np.asarray(blocks)).max() <= 3
 
 
 def test_cmyk_of_adobe_is_not_inverted() -> None:
@@ -287,9 +287,9 @@ def test_a_bad_file_is_a_bad_row_and_starts_no_program(
     file = tmp_path / "image"
     file.write_bytes(BAD[name])
     for value in (BAD[name], {"bytes": BAD[name]}, {"path": str(file)}, str(file)):
-        for read in (verify_image, load_rgb):
+        for read_function in (verify_image, load_rgb):
             with pytest.raises(DataError, match="the image"):
-                read(value, None)
+                read_function(value, None)
 
 
 @pytest.mark.parametrize(

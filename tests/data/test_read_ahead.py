@@ -40,11 +40,14 @@ def folder(tmp_path: Path) -> Path:
 
 def problems_in(folder: Path, processing: Processing, *, images: bool = True) -> TrainingProblems:
     mark = "<image>" if images else ""
-    columns: dict[str, Any] = {"prompt": [f"{mark}row {row}" for row in range(12)], "answer": ["1"] * 12}
-    if images:
-        columns["images"] = [[f"{row}.png"] for row in range(12)]
+    rows: list[dict[str, Any]] = []
+    for number in range(12):
+        row: dict[str, Any] = {"prompt": f"{mark}row {number}", "answer": "1"}
+        if images:
+            row["images"] = [f"{number}.png"]
+        rows.append(row)
     config = DataConfig(train_files="rows", image_dir=str(folder), min_pixels=None, max_prompt_length=4096)
-    problems = ProblemSet("rows", config, processing, rows=Dataset.from_dict(columns))
+    problems = ProblemSet("rows", config, processing, rows=Dataset.from_list(rows))
     return TrainingProblems([problems])
 
 
@@ -55,9 +58,9 @@ def contexts(tiny_processing: Processing) -> ContextBuilder:
 
 @pytest.fixture
 def reader(folder: Path, tiny_processing: Processing, contexts: ContextBuilder) -> Iterator[ProblemReader]:
-    made = ProblemReader(problems_in(folder, tiny_processing), contexts, BATCH)
-    yield made
-    made.close()
+    problem_reader = ProblemReader(problems_in(folder, tiny_processing), contexts, BATCH)
+    yield problem_reader
+    problem_reader.close()
 
 
 @pytest.fixture
@@ -84,15 +87,21 @@ def finish(reader: ProblemReader) -> None:
 def same(left: ReadProblem, right: ReadProblem) -> bool:
     assert left.prompt.images is not None
     assert right.prompt.images is not None
-    tensors = [
-        (left.prompt.images.tensors[name], right.prompt.images.tensors[name]) for name in left.prompt.images.tensors
-    ]
+    right_tensors = right.prompt.images.tensors
+    for name, tensor in left.prompt.images.tensors.items():
+        if not torch.equal(tensor, right_tensors[name]):
+            return False
     return (
-        (left.problem.prompt_id, left.problem.text) == (right.problem.prompt_id, right.problem.text)
-        and [image.tobytes() for image in left.problem.images] == [image.tobytes() for image in right.problem.images]
-        and (left.prompt.token_ids, left.prompt.engine_ids) == (right.prompt.token_ids, right.prompt.engine_ids)
-        and all(torch.equal(one, other) for one, other in tensors)
+        left.problem.prompt_id == right.problem.prompt_id
+        and left.problem.text == right.problem.text
+        and image_bytes(left) == image_bytes(right)
+        and left.prompt.token_ids == right.prompt.token_ids
+        and left.prompt.engine_ids == right.prompt.engine_ids
     )
+
+
+def image_bytes(read_problem: ReadProblem) -> list[bytes]:
+    return [image.tobytes() for image in read_problem.problem.images]
 
 
 def test_what_was_read_ahead_is_what_is_read_here(reader: ProblemReader, threads: list[tuple[str, str]]) -> None:
@@ -101,19 +110,19 @@ def test_what_was_read_ahead_is_what_is_read_here(reader: ProblemReader, threads
         reader.round(number)
         reader.read_ahead(number + 1)
         finish(reader)
-        before = len(threads)
+        num_reads = len(threads)
         ahead = reader.round(number + 1)
-        assert len(threads) == before
+        assert len(threads) == num_reads
         plain = reader.round(number + 1)
         assert len(ahead) == BATCH
-        assert all(same(left, right) for left, right in zip(ahead, plain, strict=True))
+        assert all(same(from_ahead, from_here) for from_ahead, from_here in zip(ahead, plain, strict=True))
     assert [kind for _, kind in threads[BATCH : 2 * BATCH]] == ["ahead"] * BATCH
 
 
 def test_another_round_than_the_one_read_ahead_is_right(reader: ProblemReader) -> None:
-    expected = [each.problem.prompt_id for each in reader.round(2)]
+    expected = [read_problem.problem.prompt_id for read_problem in reader.round(2)]
     reader.read_ahead(1)
-    assert [each.problem.prompt_id for each in reader.round(2)] == expected
+    assert [read_problem.problem.prompt_id for read_problem in reader.round(2)] == expected
 
 
 def test_each_row_is_read_by_the_one_who_begins_it(
@@ -133,10 +142,10 @@ def test_each_row_is_read_by_the_one_who_begins_it(
     while not reader._ahead[0].running():
         time.sleep(0.01)
     threading.Timer(0.2, goes_on.set).start()
-    found = [each.problem.prompt_id for each in reader.round(1)]
-    assert len(found) == BATCH
-    assert sorted(row for row, _ in threads[BATCH:]) == sorted(found)
-    assert (found[0], "ahead") in threads
+    prompt_ids = [read_problem.problem.prompt_id for read_problem in reader.round(1)]
+    assert len(prompt_ids) == BATCH
+    assert sorted(encoded_id for encoded_id, _ in threads[BATCH:]) == sorted(prompt_ids)
+    assert (prompt_ids[0], "ahead") in threads
 
 
 def test_an_error_comes_at_the_step_that_needs_the_row(reader: ProblemReader, folder: Path) -> None:

@@ -124,12 +124,12 @@ def test_a_check_of_a_moment_is_not_kept(check: Check, measured: list[str], monk
 
 def rewritten_with_its_times(file: Path, old: str, new: str) -> None:
     """Changes a file's content; its size and the time of its last change stay."""
-    before = file.stat()
+    status = file.stat()
     content = file.read_text(encoding="utf-8")
     assert len(old) == len(new)
     assert old in content
     file.write_text(content.replace(old, new), encoding="utf-8")
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_a_rewrite_with_size_and_time_kept_is_checked(check: Check, folder: Path, measured: list[str]) -> None:
@@ -254,9 +254,9 @@ def test_a_check_is_kept_in_parts(check: Check, measured: list[str], monkeypatch
 def test_a_replaced_image_makes_its_rows_alone_be_checked(check: Check, folder: Path, measured: list[str]) -> None:
     """The image of the first row is one of the last row's too; it becomes four times as large, with its old time."""
     check()
-    before = (folder / "0.png").stat()
+    status = (folder / "0.png").stat()
     picture(9, (128, 128)).save(folder / "new.png")
-    os.utime(folder / "new.png", ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(folder / "new.png", ns=(status.st_atime_ns, status.st_mtime_ns))
     os.replace(folder / "new.png", folder / "0.png")
     for _ in range(2):
         problems = check()
@@ -319,8 +319,8 @@ def test_a_mapped_file_that_changes_ends_the_run_with_its_name(check: Check, cha
 
 
 def test_a_users_own_arrow_file_may_be_written_anew(tmp_path: Path) -> None:
-    made = Dataset.from_dict({"prompt": ["a", "b"], "answer": ["1", "2"]})
-    made.save_to_disk(str(tmp_path / "saved"))
+    dataset = Dataset.from_dict({"prompt": ["a", "b"], "answer": ["1", "2"]})
+    dataset.save_to_disk(str(tmp_path / "saved"))
     rows = read_source(str(tmp_path / "saved"))
     (file,) = (tmp_path / "saved").glob("*.arrow")
     for content in (file.read_bytes().replace(b"1", b"9"), b""):
@@ -384,12 +384,12 @@ def test_two_processes_find_what_one_finds(check: Check, folder: Path, measured:
 def test_signals_that_the_caller_holds_stay_held(check: Check, folder: Path) -> None:
     many_rows(folder)
     for pixels, held in ((4096, {signal.SIGINT}), (8192, {signal.SIGTERM})):
-        before = signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        mask_before = signal.pthread_sigmask(signal.SIG_SETMASK, held)
         try:
             check(max_pixels=pixels)  # another setting, so that rows are checked anew
             assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == held
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
 
 @pytest.mark.heavy
@@ -551,10 +551,10 @@ def started(folder: Path, model: Path) -> subprocess.Popen[str]:
 
 def descendants(root: int) -> list[int]:
     children = [int(child) for child in Path(f"/proc/{root}/task/{root}/children").read_text().split()]
-    found = list(children)
+    processes = list(children)
     for child in children:
-        found += descendants(child)
-    return found
+        processes += descendants(child)
+    return processes
 
 
 def is_alive(process: int) -> bool:

@@ -90,12 +90,12 @@ def read(tmp_path: Path, tiny_processing: Processing) -> Read:
         usual: dict[str, Any] = {"train_files": str(file), "min_pixels": None, "max_pixels": 10_000}
         usual["image_dir"] = str(tmp_path)
         config = DataConfig(**(usual | settings))
-        found = ProblemSet(str(file), config, tiny_processing)
+        problem_set = ProblemSet(str(file), config, tiny_processing)
         store = ImageStore(RowRules.of(config), tiny_processing)
-        for number, problem in enumerate(found):
+        for number, problem in enumerate(problem_set):
             again = store.images(ImageSource(data=str(file), row=number))
             assert [image.tobytes() for image in again] == [image.tobytes() for image in problem.images]
-        return [*found]
+        return [*problem_set]
 
     return problems
 
@@ -134,12 +134,15 @@ def test_a_key_into_no_column_names_the_columns(read: Read) -> None:
 
 def test_a_name_with_a_dot_comes_before_a_nested_one(read: Read) -> None:
     flat = {"prompt": "a", "x.y": "flat", "x": {"y": "nested"}}
-    assert read(flat, answer_key="x.y")[0].ground_truth == "flat"
+    (problem,) = read(flat, answer_key="x.y")
+    assert problem.ground_truth == "flat"
     with pytest.raises(DataError, match=r"row 1: column 'x\.y' is empty"):
         read(flat, flat | {"x.y": None}, answer_key="x.y")
     deep = {"prompt": "a", "x": {"y.z": "1", "y": {"z": "2", "w": "3"}}}
-    assert read(deep, answer_key="x.y.z")[0].ground_truth == "1"
-    assert read(deep, answer_key="x.y.w")[0].ground_truth == "3"
+    (problem,) = read(deep, answer_key="x.y.z")
+    assert problem.ground_truth == "1"
+    (problem,) = read(deep, answer_key="x.y.w")
+    assert problem.ground_truth == "3"
 
 
 def test_every_key_leads_into_nested_columns(read: Read) -> None:

@@ -94,9 +94,9 @@ def test_json_cells_are_spelled_as_in_the_file(tmp_path: Path, form: str) -> Non
         content = "[" + ",\n".join(lines) + "]"
     table = read_source(write(tmp_path, "a.json", content))
     assert answers(table) == [text.strip('"').strip() for text in SPELLED]
-    others = [without_spelling(row["other"]) for row in table]
-    assert others == [json.loads(text) for text in SPELLED]
-    assert {type(other) for other in others} == {int, float, str}
+    values = [without_spelling(row["other"]) for row in table]
+    assert values == [json.loads(text) for text in SPELLED]
+    assert {type(value) for value in values} == {int, float, str}
 
 
 @given(number=st.floats(allow_nan=False, allow_infinity=False), count=st.integers(-(10**40), 10**40))
@@ -143,9 +143,9 @@ def test_a_file_for_each_row_is_one_table(tmp_path: Path) -> None:
         row = {"prompt": "q", "answer": number, f"x{number % 3}": 1}
         write(tmp_path, f"{number:03d}.json", json.dumps(row))
     write(tmp_path, "150.json", "damaged")
-    before = len(os.listdir("/dev/fd"))
+    num_open_files = len(os.listdir("/dev/fd"))
     table = read_source(str(tmp_path))
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) == num_open_files
     assert "line 1 of 150.json" in str(fault(table, 150))
     assert answers(table[:150]) == [str(number) for number in range(150)]
     assert answers(table[151:]) == [str(number) for number in range(151, 300)]
@@ -269,15 +269,15 @@ def test_classes_and_nested_json_are_read_by_the_files_features(tmp_path: Path) 
         "inner": [[{"kind": 1}], [], []],
         "free": [1, {"x": [0.5]}, "text"],
     }
-    made = datasets.Dataset.from_dict(columns, features=features)
-    made.to_parquet(str(tmp_path / "a.parquet"))
-    made.save_to_disk(str(tmp_path / "saved"))
-    for table in (read_source(str(tmp_path / "a.parquet")), read_source(str(tmp_path / "saved")), rows_of(made)):
+    dataset = datasets.Dataset.from_dict(columns, features=features)
+    dataset.to_parquet(str(tmp_path / "a.parquet"))
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    for table in (read_source(str(tmp_path / "a.parquet")), read_source(str(tmp_path / "saved")), rows_of(dataset)):
         assert answers(table) == ["no", "yes", ""]
         assert [row["several"] for row in table] == [["yes", "no"], [], None]
         assert table[0]["inner"] == [{"kind": "no"}]
         assert [without_spelling(row["free"]) for row in table] == [1, {"x": [0.5]}, "text"]
-    assert answers(rows_of(made.select([2, 0]))) == ["", "no"]
+    assert answers(rows_of(dataset.select([2, 0]))) == ["", "no"]
 
 
 def test_parts_of_other_types_are_one_source(tmp_path: Path) -> None:

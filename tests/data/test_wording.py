@@ -214,7 +214,7 @@ def test_rows_and_answers_reach_teachers_as_plain_text(
     expected = plain(tiny_processing)
     contexts = ContextBuilder(tiny_processing, TeacherConfig(placement=placement), max_context_length=100_000)
     estimator = build_estimator("cepo", {"teacher": {"placement": placement}})
-    shown = 0
+    num_references = 0
     for problem in problems:
         prompt = contexts.student(problem)
         assert control_tokens(tiny_processing, prompt) == expected, repr(problem.text)
@@ -225,13 +225,13 @@ def test_rows_and_answers_reach_teachers_as_plain_text(
         views, _ = plan_views(rollouts, torch.ones(4, dtype=torch.bool), groups, estimator, contexts)
         for view in views:
             for row, scored in view.rows.items():
-                shown += 1
+                num_references += 1
                 assert control_tokens(tiny_processing, scored.context) == expected, repr(view.references[row])
                 reference = view.references[row]
                 assert reference is not None
                 assert not any(special in reference for special in tiny_processing.special_texts)
                 assert reference.isprintable()
-    assert shown > len(problems), "hardly any reference was shown"
+    assert num_references > len(problems), "hardly any reference was shown"
 
 
 def test_template_code_and_markup_are_shown_as_they_are_written(tiny_processing: Processing) -> None:

@@ -52,7 +52,8 @@ def test_images_as_a_text_are_read_or_refused(case: Any, tmp_path: Path) -> None
     content = encoded(Image.new("RGB", (8, 8), "red"))
     for name in ("red.png", "blue.png", "[1] (2).png"):
         (tmp_path / name).write_bytes(content)
-    text = case["cell"].replace("BYTES", repr(content)).replace("BASE64", base64.b64encode(content).decode())
+    in_base64 = base64.b64encode(content).decode()
+    text = case["cell"].replace("BYTES", repr(content)).replace("BASE64", in_base64)
     row: Fields = {"prompt": "?", "answer": "2", "images": text}
     rules = ImageRules(image_dir=str(tmp_path))
 

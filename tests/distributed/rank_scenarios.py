@@ -153,7 +153,8 @@ class Outcome:
 def all_rows(processing: Processing) -> list[list[ScoringRow]]:
     """Rows by prompt."""
     questions = ("Find x of this figure, please.", "What is 2 + 3?", "Which is larger?", "Name a prime.")
-    rows, numbers = [], itertools.count()
+    rows = []
+    numbers = itertools.count()
     for prompt, (question, images, lengths) in enumerate(zip(questions, PICTURES, LENGTHS, strict=True)):
         context = processing.encode("<image>" * len(images) + question, processing.load_images(images))
         rows.append([])
@@ -196,7 +197,8 @@ class Share:
     """The rows of this rank, and the signals that belong to them."""
 
     def __init__(self, processing: Processing, share: str) -> None:
-        groups, mine = all_rows(processing), SHARES[dist.get_world_size()][share][dist.get_rank()]
+        groups = all_rows(processing)
+        mine = SHARES[dist.get_world_size()][share][dist.get_rank()]
         self.rows = [row for group in mine for row in groups[group]]
         self.numbers = [row.row for row in self.rows]
         self.longest = max(map(max, LENGTHS))
@@ -248,7 +250,8 @@ def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
     """
     scenario = ACTORS[name]
     actor = build_actor(folder, scenario)
-    share, outcome = Share(actor._processing, scenario.share), Outcome(initial=parameters_of(actor))
+    share = Share(actor._processing, scenario.share)
+    outcome = Outcome(initial=parameters_of(actor))
     for step in range(scenario.num_steps):
         actor_step(actor, share, scenario, outcome, step)
         if scenario.num_steps > 1 and step == 0:
@@ -265,8 +268,7 @@ def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
         advantages[share.numbers.index(0), 0] = math.inf
     batch = share.batch(share.signal(10, 0.1) - 6.0, advantages)
     outcome.refused = actor.update([batch], step=scenario.num_steps)
-    after = parameters_of(actor)
-    outcome.refused_changed = [name for name in after if not torch.equal(after[name], outcome.parameters[name])]
+    outcome.refused_changed = actors.differing(parameters_of(actor), outcome.parameters)
     return outcome
 
 
@@ -307,34 +309,40 @@ def whole_gradients(worker: Actor | Critic) -> dict[str, Tensor]:
 
 def actor_step(actor: Actor, share: Share, scenario: Scenario, outcome: Outcome, step: int) -> None:
     unseen = masked(actor._processing, share.rows)
-    both = actor.score([*share.rows, *unseen])  # in one pass, as teachers with the student's weights are
-    scores, kept = both[: len(share.rows)], Kept(KEPT) if scenario.distils else None
-    outcome.scores[f"masked {step}"] = {
-        row.row or 0: values for row, values in zip(unseen, both[len(scores) :], strict=True)
-    }
-    score = actor.score_teacher if actor.has_own_teacher else actor.score
-    teacher = score(hinted(actor._processing, share.rows), keep=kept)
-    outcome.scores |= {f"student {step}": share.by_number(scores), f"teacher {step}": share.by_number(teacher)}
-    reference = None
+    # In one pass, as teachers with the student's weights are.
+    seen_and_unseen = actor.score([*share.rows, *unseen])
+    num_seen = len(share.rows)
+    scores = seen_and_unseen[:num_seen]
+    outcome.scores[f"student {step}"] = share.by_number(scores)
+    outcome.scores[f"masked {step}"] = {}
+    for row, values in zip(unseen, seen_and_unseen[num_seen:], strict=True):
+        outcome.scores[f"masked {step}"][row.row or 0] = values
+    score_teacher = actor.score_teacher if actor.has_own_teacher else actor.score
+    distributions = Kept(KEPT) if scenario.distils else None
+    teacher = score_teacher(hinted(actor._processing, share.rows), keep=distributions)
+    outcome.scores[f"teacher {step}"] = share.by_number(teacher)
+    reference_log_probs = None
     if scenario.with_reference:
         reference = actor.score_initial(share.rows)
-        outcome.scores |= {f"reference {step}": share.by_number(reference)}
+        outcome.scores[f"reference {step}"] = share.by_number(reference)
+        reference_log_probs = share.padded(reference)
     distillation = None
     if scenario.distils:
+        has_teacher = torch.tensor([[row.row not in WITHOUT_TEACHER] for row in share.rows])
         distillation = Distillation(
             divergence=DivergenceConfig(kind="jsd"),
-            token_weight=share.signal(7).abs() * torch.tensor([[row.row not in WITHOUT_TEACHER] for row in share.rows]),
+            token_weight=share.signal(7).abs() * has_teacher,
             view=KEPT,
         )
-    batches = [
-        share.batch(
+    batches: list[OptimizerBatch] = []
+    for part in range(2):
+        batch = share.batch(
             share.padded(scores) + share.signal(10 + part, 0.1),
             share.signal(20 + part),
-            reference_log_probs=None if reference is None else share.padded(reference),
+            reference_log_probs=reference_log_probs,
             distillation=distillation,
         )
-        for part in range(2)
-    ]
+        batches.append(batch)
     outcome.metrics.append(actor.update(batches, step=step))
     outcome.gradients.append(whole_gradients(actor))
     actor.finish_step(step)
@@ -356,7 +364,8 @@ def critic_run(folder: Path, scenario: Scenario) -> Outcome:
     config = load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments])
     processing = Processing(str(folder))
     critic = Critic(config.worker.resolved_critic, processing, total_steps=10, seed=1)
-    share, outcome = Share(processing, scenario.share), Outcome(initial=parameters_of(critic))
+    share = Share(processing, scenario.share)
+    outcome = Outcome(initial=parameters_of(critic))
     for step in range(scenario.num_steps):
         values = critic.values(share.rows)
         outcome.scores[f"values {step}"] = share.by_number(values)
@@ -386,7 +395,11 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, sec
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
             ranks = [pool.submit(_rank, function, arguments, rank, num_ranks, meeting) for rank in range(num_ranks)]
-        return [torch.load(io.BytesIO(rank.result(timeout=seconds)), weights_only=False) for rank in ranks]
+        results: list[Any] = []
+        for rank in ranks:
+            content = rank.result(timeout=seconds)
+            results.append(torch.load(io.BytesIO(content), weights_only=False))
+        return results
 
 
 def _rank(function: Callable[..., Any], arguments: tuple[Any, ...], rank: int, num_ranks: int, meeting: str) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-import torch
+from actors import differing
 from rank_scenarios import (
     ACTORS,
     ADAPTER,
@@ -87,11 +87,6 @@ def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> R
     return Runs(tiny_model_folder, tmp_path_factory.mktemp("saved"))
 
 
-def differing(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
-    assert left.keys() == right.keys()
-    return [name for name in left if not torch.equal(left[name], right[name])]
-
-
 def gap(left: Mapping[Key, Tensor], right: Mapping[Key, Tensor]) -> float:
     """Length of the difference as a share of the length of `left`."""
     assert left.keys() == right.keys()
@@ -122,48 +117,45 @@ def assert_same_metrics(one: Metrics, many: Metrics) -> None:
 
 @on_ranks(*SCENARIOS)
 def test_scores_and_metrics_of_all_ranks_are_those_of_one(runs: Runs, name: str, num_ranks: int) -> None:
-    one = runs.one(name)
+    one_rank = runs.one(name)
     outcomes = runs.of(num_ranks, name)
-    assert one.scores
-    for kind, scores in one.scores.items():
+    assert one_rank.scores
+    for kind, scores in one_rank.scores.items():
         assert gap(scores, together(outcomes, kind)) < LOG_PROBS
-    for step, metrics in enumerate(one.metrics):
+    for step, metrics in enumerate(one_rank.metrics):
         assert_same_metrics(metrics, merge_metrics([outcome.metrics[step] for outcome in outcomes]))
 
 
 @on_ranks(*SCENARIOS)
 def test_ranks_have_the_gradients_of_one_rank(runs: Runs, name: str, num_ranks: int) -> None:
     """Unsaved buffers are equal bit for bit."""
-    one = runs.one(name)
-    assert gap(one.initial, one.parameters) > 1e-4
-    assert any("inv_freq" in buffer for buffer in one.buffers)
+    one_rank = runs.one(name)
+    assert gap(one_rank.initial, one_rank.parameters) > 1e-4
+    assert any("inv_freq" in buffer for buffer in one_rank.buffers)
     for outcome in runs.of(num_ranks, name):
-        assert differing(one.initial, outcome.initial) == differing(one.buffers, outcome.buffers) == []
-        assert gap(one.gradients[0], outcome.gradients[0]) < GRADIENTS
-        assert gap(one.parameters, outcome.parameters) < 1e-6
+        assert differing(one_rank.initial, outcome.initial) == differing(one_rank.buffers, outcome.buffers) == []
+        assert gap(one_rank.gradients[0], outcome.gradients[0]) < GRADIENTS
+        assert gap(one_rank.parameters, outcome.parameters) < 1e-6
         # Adam gives small gradients whole steps, so rounding shows in what moved: still far below a step.
-        moved, also_moved = (
-            {weight: each.parameters[weight] - each.initial[weight] for weight in one.initial}
-            for each in (one, outcome)
-        )
-        assert gap(moved, also_moved) < 1e-3
+        assert gap(movement(one_rank), movement(outcome)) < 1e-3
+
+
+def movement(outcome: Outcome) -> dict[str, Tensor]:
+    return {name: outcome.parameters[name] - outcome.initial[name] for name in outcome.initial}
 
 
 @pytest.mark.nightly("three processes trace a model's layers in both directions, which takes a minute")
 def test_two_ranks_train_compiled_layers_as_one_does(tiny_model_folder: Path, tmp_path: Path) -> None:
     """Layers are compiled before they are sharded; each rank traces them by its own rows, of which one has more passes."""
-    (one,) = run_ranks(actor_run, 1, tiny_model_folder, COMPILED, tmp_path)
+    (one_rank,) = run_ranks(actor_run, 1, tiny_model_folder, COMPILED, tmp_path)
     outcomes: list[Outcome] = run_ranks(actor_run, 2, tiny_model_folder, COMPILED, tmp_path)
-    for kind, scores in one.scores.items():
+    for kind, scores in one_rank.scores.items():
         assert gap(scores, together(outcomes, kind)) < LOG_PROBS
     for outcome in outcomes:
-        assert differing(one.initial, outcome.initial) == []
-        assert gap(one.gradients[0], outcome.gradients[0]) < GRADIENTS
-        moved, also_moved = (
-            {weight: each.parameters[weight] - each.initial[weight] for weight in one.initial}
-            for each in (one, outcome)
-        )
-        assert gap(moved, also_moved) < 1e-3, "Adam gives small gradients whole steps, in which rounding shows"
+        assert differing(one_rank.initial, outcome.initial) == []
+        assert gap(one_rank.gradients[0], outcome.gradients[0]) < GRADIENTS
+        differences = gap(movement(one_rank), movement(outcome))
+        assert differences < 1e-3, "Adam gives small gradients whole steps, in which rounding shows"
         assert differing(outcome.parameters, outcomes[0].parameters) == []
 
 
@@ -171,19 +163,25 @@ def test_two_ranks_train_compiled_layers_as_one_does(tiny_model_folder: Path, tm
 def test_a_frozen_tower_encodes_an_image_once_on_its_rank(runs: Runs, name: str, num_ranks: int) -> None:
     """Each of the three as it is and masked. A trained one does so in every pass: for scores, a teacher, and the update."""
     shares = SHARES[num_ranks][ACTORS[name].share]
-    own = [sum(2 * NUM_PICTURES[prompt] for prompt in prompts) for prompts in shares]
-    assert sum(own) == 6
+    num_encoded: list[int] = []
+    for prompts in shares:
+        num_pictures = sum(NUM_PICTURES[prompt] for prompt in prompts)
+        num_encoded.append(2 * num_pictures)
+    assert sum(num_encoded) == 6
     for step in range(ACTORS[name].num_steps):
-        counted = [outcome.metrics[step]["work/pictures_encoded"].result for outcome in runs.of(num_ranks, name)]
-        assert min(counted) >= 4 if name == ALL_WEIGHTS else counted == own
+        reported = [outcome.metrics[step]["work/pictures_encoded"].result for outcome in runs.of(num_ranks, name)]
+        if name == ALL_WEIGHTS:
+            assert min(reported) >= 4
+        else:
+            assert reported == num_encoded
 
 
 @on_ranks(*ACTORS)
 def test_every_rank_gets_all_weights_one_tensor_at_a_time(runs: Runs, name: str, num_ranks: int) -> None:
-    one = runs.one(name)
+    one_rank = runs.one(name)
     for outcome in runs.of(num_ranks, name):
         assert ("lm_head.weight" in outcome.rollout) == (name not in SERVED_ADAPTERS)
-        assert gap(one.rollout, outcome.rollout) < 1e-6
+        assert gap(one_rank.rollout, outcome.rollout) < 1e-6
         if name not in SERVED_ADAPTERS:
             assert outcome.most_whole_weights == 1
 
@@ -197,21 +195,27 @@ def test_an_infinite_gradient_of_one_rank_is_skipped_by_all(runs: Runs, name: st
 
 @pytest.mark.parametrize(
     ("saved_by", "num_ranks"),
-    [(1, 2), (2, 1), *(pytest.param(*each, marks=FOUR) for each in ((2, 4), (4, 1), (4, 2)))],
+    [
+        (1, 2),
+        (2, 1),
+        pytest.param(2, 4, marks=FOUR),
+        pytest.param(4, 1, marks=FOUR),
+        pytest.param(4, 2, marks=FOUR),
+    ],
 )
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(runs: Runs, saved_by: int, num_ranks: int) -> None:
     names = RESUMED_BY_ONE[saved_by] if num_ranks == 1 else (ALL_WEIGHTS,)
     for name in names:
-        one = runs.one(name)
+        one_rank = runs.one(name)
         outcomes = [outcomes[f"{name} {saved_by}"] for outcomes in runs.resumed(saved_by, num_ranks)]
         drawn = [outcome.drawn for outcome in runs.of(saved_by, name)]
         for rank, outcome in enumerate(outcomes):
             assert outcome.drawn == drawn[rank if rank < saved_by else 0]
-            assert gap(one.parameters, outcome.parameters) < 1e-6
-            assert gap(one.gradients[1], outcome.gradients[0]) < 1e-4
+            assert gap(one_rank.parameters, outcome.parameters) < 1e-6
+            assert gap(one_rank.gradients[1], outcome.gradients[0]) < 1e-4
         for kind in ("student 1", "teacher 1"):
-            assert gap(one.scores[kind], together(outcomes, kind)) < LOG_PROBS
-        assert_same_metrics(one.metrics[1], merge_metrics([outcome.metrics[0] for outcome in outcomes]))
+            assert gap(one_rank.scores[kind], together(outcomes, kind)) < LOG_PROBS
+        assert_same_metrics(one_rank.metrics[1], merge_metrics([outcome.metrics[0] for outcome in outcomes]))
 
 
 @FOUR

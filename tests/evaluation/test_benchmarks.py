@@ -110,9 +110,9 @@ def test_a_table_of_texts_is_read_as_one_of_numbers_is() -> None:
 
 
 def test_marks_that_a_question_has_are_not_doubled() -> None:
-    for question, wanted in (("<image>Next?", "<image>Next?"), ("Is <image> or <image>?", "<image>Is  or ?")):
+    for question, problem in (("<image>Next?", "<image>Next?"), ("Is <image> or <image>?", "<image>Is  or ?")):
         rows = [LOGICVISTA | {"question": question}]
-        assert converted(rows, BY_NAME["logicvista"], "f", skip_bad_rows=False)[0]["problem"] == wanted
+        assert converted(rows, BY_NAME["logicvista"], "f", skip_bad_rows=False)[0]["problem"] == problem
 
 
 def test_optional_columns_may_be_missing(tmp_path: Path) -> None:
@@ -138,7 +138,8 @@ def test_a_strange_cell_is_read_or_refused_but_never_a_crash(name: str, is_lmms:
     row = ROWS[name]
     benchmark = BY_NAME[name]
     changed = [row | {column: value} for column in row for value in STRANGE]
-    changed += [{key: value for key, value in row.items() if key != column} for column in row]
+    for column in row:
+        changed.append({key: value for key, value in row.items() if key != column})
     num_refused = 0
     for cells in changed:
         try:
@@ -148,5 +149,6 @@ def test_a_strange_cell_is_read_or_refused_but_never_a_crash(name: str, is_lmms:
             continue
         assert problem["answer"]
         assert all(isinstance(choice, str) for choice in problem["choices"])
-        assert all(isinstance(value, str) for values in problem["categories"].values() for value in values)
+        for values in problem["categories"].values():
+            assert all(isinstance(value, str) for value in values)
     assert 0 < num_refused < len(changed)

@@ -22,7 +22,8 @@ def test_a_paired_difference_drops_what_both_models_share(tmp_path: Path) -> Non
     # Differences per problem: 0, 0, 1, 0. Their mean is 0.25, their sd 0.5, the error 0.25; unpaired it would be 0.38.
     first = evaluation(tmp_path / "first", "1001")
     second = evaluation(tmp_path / "second", "1011")
-    (paired,), (back,) = compare_evaluations(first, second), compare_evaluations(second, first)
+    (paired,) = compare_evaluations(first, second)
+    (back,) = compare_evaluations(second, first)
     assert paired.benchmark == "dynamath"
     assert paired.num_problems == 4
     assert paired.first == 0.5
@@ -73,11 +74,11 @@ def test_evaluations_of_other_problems_are_not_paired(
     tmp_path: Path, right: str | None, changed: dict[str, Any], words: str
 ) -> None:
     first = evaluation(tmp_path / "first", "11")
-    other = tmp_path / "other"
+    second = tmp_path / "other"
     if right is not None:
-        evaluation(other, right, **changed)
+        evaluation(second, right, **changed)
     with pytest.raises(DataError, match=words):
-        compare_evaluations(first, other)
+        compare_evaluations(first, second)
     if right is None:
         with pytest.raises(DataError, match=words):
             score_table([str(tmp_path)])
@@ -92,8 +93,8 @@ STATED = {
 def test_the_papers_averages_follow_from_its_cells_but_one() -> None:
     table = score_table([PAPER])
     for group, averages in STATED.items():
-        found = [row.cells["Average"] for row in table.rows if row.group == group]
-        assert [round(cell.mean, 2) for cell in found if isinstance(cell, Cell)] == list(averages)
+        cells = [row.cells["Average"] for row in table.rows if row.group == group]
+        assert [round(cell.mean, 2) for cell in cells if isinstance(cell, Cell)] == list(averages)
     (last,) = [row for row in table.rows if row.name == "CEPO" and row.group.startswith("Qwen3-VL-2B")]
     average = last.cells["Average"]
     assert isinstance(average, Cell)

@@ -21,9 +21,9 @@ def test_changed_verdicts_are_first_with_images_and_filters(browser: Browser, tm
     image = thumbnail([Image.new("RGB", (640, 480), (10, 200, 30))])
     right_before = [False] * 60 + [True] * 60
     right_after = [False] * 30 + [True] * 30 + [False] + [True] * 59
-    before = evaluation(tmp_path / "before", right_before, image)
-    after = evaluation(tmp_path / "after", right_after, image)
-    opened = Opened(browser, write_evaluations([before, after], tmp_path / "evaluation.html"))
+    first = evaluation(tmp_path / "before", right_before, image)
+    second = evaluation(tmp_path / "after", right_after, image)
+    opened = Opened(browser, write_evaluations([first, second], tmp_path / "evaluation.html"))
     page = opened.page
     assert opened.text("h1") == "Evaluation of before → after"
     assert opened.text(".results b").startswith("+24.2 ± ")

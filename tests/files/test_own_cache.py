@@ -57,10 +57,10 @@ def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
         changed = draw.choice([file, entry / "seal.json"])
         content = bytearray(changed.read_bytes())
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-        before = changed.stat()
+        status = changed.stat()
         changed.write_bytes(content)
         if draw.random() < 0.5:
-            os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+            os.utime(changed, ns=(status.st_atime_ns, status.st_mtime_ns))
         assert write("the content of an entry").read_text() == "the content of an entry"
 
 
@@ -88,20 +88,20 @@ def test_what_stands_in_an_entrys_place_is_named_and_unharmed(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the place of the entry and of its lock."""
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "mine").write_text("mine")
+    users_folder = tmp_path / "other"
+    users_folder.mkdir()
+    (users_folder / "mine").write_text("mine")
     places = [own_cache.cache_folder("rows") / name for name in (KEY, f"{KEY}.lock")]
     for place in places:
         if kind == "pipe":
             os.mkfifo(place)
         else:
-            place.symlink_to(other if kind == "link to a folder" else other / "mine")
+            place.symlink_to(users_folder if kind == "link to a folder" else users_folder / "mine")
     assert write("own").read_text() == "own"
     for place in places:
         assert str(place) in caplog.text
-    assert [file.name for file in other.iterdir()] == ["mine"]
-    assert (other / "mine").read_text() == "mine"
+    assert [file.name for file in users_folder.iterdir()] == ["mine"]
+    assert (users_folder / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", [KEY, f"{KEY}.lock"])
@@ -290,8 +290,8 @@ def test_another_process_is_waited_for_with_a_word_and_a_limit(
     monkeypatch.setattr(own_cache, "LONGEST_WAIT_SECONDS", 3.0)
     lock = own_cache.cache_folder("rows") / f"{KEY}.lock"
     fork = multiprocessing.get_context("fork")
-    other = fork.Process(target=hold, args=(lock, seconds))
-    other.start()
+    holder = fork.Process(target=hold, args=(lock, seconds))
+    holder.start()
     try:
         while not Path(f"{lock}.held").exists():
             time.sleep(0.01)
@@ -299,23 +299,23 @@ def test_another_process_is_waited_for_with_a_word_and_a_limit(
         file = write("own")
         assert time.monotonic() - begin < 15
     finally:
-        other.kill()
-        other.join()
+        holder.kill()
+        holder.join()
     assert f"waiting for another process that does the same work and has locked {lock}" in caplog.text
     assert file.is_relative_to(lock.parent) == is_in_cache
     assert (f"{lock} is not used: " in caplog.text) != is_in_cache
 
 
 def test_entries_unused_for_long_go_when_another_is_made() -> None:
-    old = write(key="old")
-    kept = write(key="kept")
-    for file in (old, kept):
+    unused = write(key="old")
+    used = write(key="kept")
+    for file in (unused, used):
         os.utime(file.parents[1], (1e9, 1e9))
     own_cache._remove_unused.cache_clear()  # it is done once in a process
     write(key="kept")  # which uses it
     write(key="new")
-    assert kept.exists()
-    assert not old.exists()
+    assert used.exists()
+    assert not unused.exists()
 
 
 # Records of own runs

@@ -29,16 +29,16 @@ def test_a_killed_processs_folder_goes_at_the_next_start(maker: subprocess.Popen
     assert maker.stdout is not None
     folder = Path(maker.stdout.readline().strip())
     (folder / "file").touch()
-    with OwnFolder("test") as own:
-        assert f"-{os.getpid()}-" in own.name
+    with OwnFolder("test") as own_folder:
+        assert f"-{os.getpid()}-" in own_folder.name
         assert folder.is_dir()  # its process lives
         maker.send_signal(signal.SIGKILL)
         maker.communicate(timeout=30)
         assert (folder / "file").is_file()
         remove_left_behind()
         assert not folder.exists()
-        assert own.is_dir()
-    assert not own.exists()
+        assert own_folder.is_dir()
+    assert not own_folder.exists()
 
 
 def test_a_locked_folder_of_an_unseen_process_stays() -> None:

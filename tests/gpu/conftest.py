@@ -24,14 +24,14 @@ AT_NIGHT = pytest.mark.nightly("what a CPU can show has tests of its own; this o
     ],
 )
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    wanted: Place = request.param
-    on_gpu = wanted.device == "cuda"
+    requested: Place = request.param
+    on_gpu = requested.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         built = "a CPU build of torch" if torch.version.cuda is None else f"torch for CUDA {torch.version.cuda}"
         pytest.skip(f"no CUDA device is visible to torch ({built})")
     if not on_gpu and torch.cuda.is_available():
         pytest.skip("the trainer takes the GPU of this machine, where the same test runs with larger shapes")
-    return replace(wanted, folder=tmp_path_factory.mktemp("checkpoints"))
+    return replace(requested, folder=tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(autouse=True)

@@ -130,8 +130,8 @@ def weights_of(actor: Actor) -> dict[str, Tensor]:
 def gaps(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[float, float, float]:
     """Mean, 99th percentile and largest of the differences of two lists of log-probs, in nats."""
     assert left, "nothing was compared"
-    found = (torch.cat(list(left)).double() - torch.cat(list(right)).double()).abs()
-    return float(found.mean()), float(found.quantile(0.99)), float(found.max())
+    differences = (torch.cat(list(left)).double() - torch.cat(list(right)).double()).abs()
+    return float(differences.mean()), float(differences.quantile(0.99)), float(differences.max())
 
 
 def trained(actor: Actor, rows: list[ScoringRow], *, steps: int, first: int = 0) -> dict[str, Tensor]:

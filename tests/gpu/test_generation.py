@@ -28,19 +28,23 @@ def test_sampled_log_probs_under_an_adapter_are_the_trainers(place: Place, dtype
     generator.sync_weights(actor.rollout_weights())
     requests = generation_requests(place.part, processing, count=3)
     settings = SamplingSettings(num_samples=place.samples, max_response_length=place.response)
-    first, again = (generator.generate(requests, settings) for _ in range(2))
+    first = generator.generate(requests, settings)
+    again = generator.generate(requests, settings)
     assert (generator._decoder is not None) == (dtype == "fp32"), "fused decoding is for float32"
     if place.device == "cpu":
         assert tokens(first) == tokens(again)
-    rows, sampled = [], []
+    rows = []
+    sampled = []
     for request, group in zip(requests, first, strict=True):
         images = processing.load_images(list(request.images))
         expanded = tuple(processing.expand(request.prompt_ids, images))
         prompt = EncodedPrompt(token_ids=expanded, engine_ids=request.prompt_ids, images=images)
         assert len(prompt.token_ids) == request.num_prompt_tokens
-        for one in group:
-            rows.append(ScoringRow(context=prompt, response_ids=one.response_ids))
-            sampled.append(torch.tensor(one.log_probs))
-    found = figure(f"{dtype} sampled against scored in nats: mean, 99th, largest", gaps(sampled, actor.score(rows)))
-    assert within(found, LOG_PROB_LIMITS["bf16"] if dtype == "bf16" else (1e-4,) * 3)
+        for generation in group:
+            rows.append(ScoringRow(context=prompt, response_ids=generation.response_ids))
+            sampled.append(torch.tensor(generation.log_probs))
+    differences = figure(
+        f"{dtype} sampled against scored in nats: mean, 99th, largest", gaps(sampled, actor.score(rows))
+    )
+    assert within(differences, LOG_PROB_LIMITS["bf16"] if dtype == "bf16" else (1e-4,) * 3)
     generator.close()

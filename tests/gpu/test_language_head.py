@@ -26,11 +26,15 @@ def test_head_log_probs_and_gradients_are_those_of_float64(place: Place, dtype: 
     logits = (4 * torch.randn(rows, vocabulary, device=place.device)).to(dtype)
     targets = torch.randint(0, vocabulary, (rows,), device=place.device)
     expected = logits.double().div(0.7).log_softmax(dim=1)
-    found = log_probs_in_place(logits, targets, 0.7, with_direction=True)
-    gap = float((found - expected.gather(1, targets[:, None])[:, 0]).abs().max())
-    direction = torch.zeros_like(expected).scatter_(1, targets[:, None], 1.0) - expected.exp()
+    log_probs = log_probs_in_place(logits, targets, 0.7, with_direction=True)
+    of_targets = expected.gather(1, targets[:, None])[:, 0]
+    gap = float((log_probs - of_targets).abs().max())
     assert figure(f"head, {dtype}: largest gap in nats", gap) < 1e-4
-    assert float((logits.double() - direction).abs().max()) < (1e-5 if dtype is torch.float32 else 2**-8)
+    one_hot = torch.zeros_like(expected).scatter_(1, targets[:, None], 1.0)
+    direction = one_hot - expected.exp()
+    gradient_gap = float((logits.double() - direction).abs().max())
+    rounding = 1e-5 if dtype is torch.float32 else 2**-8
+    assert gradient_gap < rounding
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -44,10 +48,10 @@ def peak_bytes(device: str, work: Callable[[], object]) -> int:
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        bytes_before = torch.cuda.memory_allocated()
         work()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+        return torch.cuda.max_memory_allocated() - bytes_before
     with torch.profiler.profile(profile_memory=True) as recorded:
         work()
     profiler: Any = recorded.profiler
@@ -76,7 +80,8 @@ def test_the_peak_of_scoring_holds_no_tensor_of_logits(
             actor.score([row])
             peak = peak_bytes(place.device, lambda actor=actor, row=row: actor.score([row]))
             peaks[vocabulary, tokens] = figure(f"peak bytes, vocabulary {vocabulary}, {tokens} tokens", peak)
-    (small, large), (short, long) = vocabularies, lengths
+    (small, large) = vocabularies
+    (short, long) = lengths
     growth = peaks[large, long] - peaks[small, long] - peaks[large, short] + peaks[small, short]
     assert peaks[large, long] > 0
     per_entry_and_token = growth / ((large - small) * (long - short))

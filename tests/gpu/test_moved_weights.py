@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from actors import distance
+from actors import differing, distance
 from gpu_places import LOG_PROB_LIMITS, SAME_TRAINING, Place, build_actor, gaps, rows_for, trained, weights_of, within
 from torch.distributed.tensor import DTensor
 
@@ -30,19 +30,20 @@ def test_a_resumed_actor_has_every_bit_of_the_saved_one(place: Place, tmp_path: 
     folder = place.checkpoint(place.part)
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     saved = build_actor(folder, teacher=EMA)
-    before = trained(saved, rows, steps=2)
+    saved_weights = trained(saved, rows, steps=2)
     (tmp_path / "actor").mkdir()  # as another rank may have done before
     save_state(saved, tmp_path / "actor")
     resumed = build_actor(folder, teacher=EMA)
     load_state(resumed, tmp_path / "actor")
-    after = weights_of(resumed)
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    resumed_weights = weights_of(resumed)
+    assert differing(saved_weights, resumed_weights) == []
     assert all(torch.equal(*pair) for pair in zip(moments_of(saved), moments_of(resumed), strict=True))
     assert {weight.device.type for weight in resumed.module.parameters()} == {place.device}
     teachers = [actor.score_teacher(rows) for actor in (saved, resumed)]
     assert within(gaps(*teachers), LOG_PROB_LIMITS["bf16"])
-    apart = distance(*(trained(actor, rows, steps=1, first=2) for actor in (resumed, saved)), before)
+    resumed_further = trained(resumed, rows, steps=1, first=2)
+    saved_further = trained(saved, rows, steps=1, first=2)
+    apart = distance(resumed_further, saved_further, saved_weights)
     assert figure("distance of the weights after another step", apart) <= SAME_TRAINING[place.device]
 
 
@@ -69,17 +70,17 @@ def test_offloading_between_phases_changes_no_update(place: Place, figure: Any) 
     start = weights_of(plain)
     expected = trained(plain, rows, steps=3)
     actor = build_actor(folder, offload__offload_params="true", offload__offload_optimizer="true")
-    found = trained(actor, rows, steps=3)
-    apart = figure("distance of the weights after 3 steps", distance(found, expected, start))
+    offloaded = trained(actor, rows, steps=3)
+    apart = figure("distance of the weights after 3 steps", distance(offloaded, expected, start))
     assert apart <= SAME_TRAINING[place.device]
-    assert sum(bool(tensor.any()) for name, tensor in found.items() if "lora_B" in name) > 0
+    assert sum(bool(tensor.any()) for name, tensor in offloaded.items() if "lora_B" in name) > 0
     if place.device == "cpu":
         return
-    before = figure("bytes held before rest", held())
+    bytes_before_rest = figure("bytes held before rest", held())
     actor.rest()
-    after = figure("bytes held after rest", held())
+    bytes_after_rest = figure("bytes held after rest", held())
     assert {weight.device.type for weight in actor.module.parameters()} == {"cpu"}
-    assert before - after > 0.95 * num_bytes(actor.module.parameters())
+    assert bytes_before_rest - bytes_after_rest > 0.95 * num_bytes(actor.module.parameters())
     state = [value for entry in actor.optimizer.state.values() for value in entry.values() if value.dim() > 0]
     assert {value.device.type for value in state} == {"cpu"}
     scores = actor.score(rows)
@@ -98,16 +99,16 @@ def test_weights_in_host_memory_score_and_train_alike(place: Place, figure: Any)
         del plain
         gc.collect()
         torch.cuda.empty_cache()
-    before = held() if place.device == "cuda" else 0
+    bytes_before = held() if place.device == "cuda" else 0
     actor = build_actor(folder, fsdp__enable_cpu_offload="true")
-    found = gaps(actor.score(rows), expected)
-    figure("log-prob gap, largest, nats", found[2])
-    assert within(found, LOG_PROB_LIMITS["bf16"])
+    differences = gaps(actor.score(rows), expected)
+    figure("log-prob gap, largest, nats", differences[2])
+    assert within(differences, LOG_PROB_LIMITS["bf16"])
     apart = distance(trained(actor, rows, steps=2), trained_plain, start)
     assert figure("distance of the weights after 2 steps", apart) <= SAME_TRAINING[place.device]
     if place.device == "cuda":
         sharded, whole = sharded_and_whole(actor)
         assert {weight.device.type for weight in sharded} == {"cpu"}
         assert {weight.device.type for weight in whole} == {"cuda"}, "the frozen vision tower stays on the device"
-        beside = figure("bytes held beside the vision tower", held() - before - num_bytes(whole))
-        assert beside < 0.5 * figure("bytes of sharded weights", num_bytes(sharded))
+        bytes_on_device = figure("bytes held beside the vision tower", held() - bytes_before - num_bytes(whole))
+        assert bytes_on_device < 0.5 * figure("bytes of sharded weights", num_bytes(sharded))

@@ -37,11 +37,12 @@ def test_packed_log_probs_and_gradients_are_the_padded_ones(
     for actor in (packed, padded):
         draw_adapter(actor)
     rows = rows_for(shape, folder)
-    scores, padded_scores = packed.score(rows), padded.score(rows)
-    found = figure(f"{shape.name} {dtype} gap in nats: mean, 99th, largest", gaps(scores, padded_scores))
+    scores = packed.score(rows)
+    padded_scores = padded.score(rows)
+    differences = figure(f"{shape.name} {dtype} gap in nats: mean, 99th, largest", gaps(scores, padded_scores))
     assert (packed.passes.packed, padded.passes.packed) == (True, False), "the packed path gave way to padded rows"
     assert packed.tokens_computed < 0.7 * padded.tokens_computed
-    assert within(found, LOG_PROB_LIMITS[dtype])
+    assert within(differences, LOG_PROB_LIMITS[dtype])
     if dtype == "bf16":
         exact = build_actor(folder, dtype="fp32", padding_free="false", model__compile_layers="false")
         draw_adapter(exact)
@@ -50,7 +51,9 @@ def test_packed_log_probs_and_gradients_are_the_padded_ones(
         error = figure(f"{shape.name} bf16, packed against float32", gaps(scores, exact_scores))
         usual_error = figure(f"{shape.name} bf16, padded against float32", gaps(padded_scores, exact_scores))
         assert within(error[:2], [1.25 * gap for gap in usual_error[:2]]), "packing adds to the rounding of bf16"
-    gradient, expected = (gradient_of(actor, rows[: shape.group_size]) for actor in (packed, padded))
+    first_group = rows[: shape.group_size]
+    gradient = gradient_of(packed, first_group)
+    expected = gradient_of(padded, first_group)
     assert float(expected.norm()) > 0
     distance = float((gradient - expected).norm() / expected.norm())
     assert figure(f"{shape.name} {dtype} gradient distance", distance) < GRADIENT_LIMITS[dtype]
@@ -75,19 +78,19 @@ def test_block_attention_is_that_of_attention_by_parts(
     expected_inputs = [tensor.double().requires_grad_() for tensor in inputs]
     expected = attend_by_parts(expected_inputs[0], expected_inputs[1], expected_inputs[2], layout, width**-0.5)
     with_gradient = place.device == "cuda"
-    here = [tensor.to(place.device).requires_grad_(with_gradient) for tensor in inputs]
+    device_inputs = [tensor.to(place.device).requires_grad_(with_gradient) for tensor in inputs]
     if with_gradient:
-        attended = attend_by_blocks(here[0], here[1], here[2], layout, width**-0.5)
+        attended = attend_by_blocks(device_inputs[0], device_inputs[1], device_inputs[2], layout, width**-0.5)
     else:  # on a CPU FlexAttention has no gradient, and is not compiled for rows of any length
-        mask = packed_mask(layout, here[0].device)
-        attended = attend_to_mask(here[0], here[1], here[2], mask, width**-0.5)
+        mask = packed_mask(layout, device_inputs[0].device)
+        attended = attend_to_mask(device_inputs[0], device_inputs[1], device_inputs[2], mask, width**-0.5)
     limit = 1e-4 if dtype is torch.float32 else 3e-2
     gap = float((attended.detach().cpu().double() - expected.detach()).abs().max())
     assert figure(f"attention gap, width {width}, {dtype}", gap) < limit
     if not with_gradient:
         return
     weight = torch.randn(expected.shape, generator=draw, dtype=torch.float64)
-    wanted = torch.autograd.grad((expected * weight).sum(), expected_inputs)
-    found = torch.autograd.grad((attended * weight.to(attended)).sum(), here)
-    for gradient, reference in zip(found, wanted, strict=True):
+    expected_gradients = torch.autograd.grad((expected * weight).sum(), expected_inputs)
+    gradients = torch.autograd.grad((attended * weight.to(attended)).sum(), device_inputs)
+    for gradient, reference in zip(gradients, expected_gradients, strict=True):
         assert float((gradient.cpu().double() - reference).norm() / reference.norm()) < limit

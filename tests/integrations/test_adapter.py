@@ -74,8 +74,9 @@ class Gathered:
             teachers = {view: student - 0.5 * len(view) for view in shown}
             return student, teachers
 
-        correct = torch.tensor([reward >= 0.5 for reward in rewards])
-        return self.credit.signal(rows, torch.tensor(rewards), correct, sizes, score, step=0, **more)
+        of_rows = torch.tensor(rewards)
+        correct = of_rows >= 0.5
+        return self.credit.signal(rows, of_rows, correct, sizes, score, step=0, **more)
 
     def texts_of(self, view: str) -> list[str | None]:
         texts: list[str | None] = []
@@ -127,11 +128,12 @@ def test_a_penalty_above_one_half_makes_no_right_rollout_wrong(texts: TextCodec,
     rows = [gathered.row(RIGHT), gathered.row(RIGHT), gathered.row(WRONG)]
     penalties = torch.zeros(3, len(rows[2].own))
     penalties[0, 1] = 2.0
-    signs = gathered.signal(rows, [1.0, 1.0, 0.0], [3], penalties=penalties).advantages.sign()
+    signal = gathered.signal(rows, [1.0, 1.0, 0.0], [3], penalties=penalties)
     assert gathered.texts_of("wrong") == ["4", "4", "4"]
-    assert signs[0].sum() == -len(rows[0].own)
-    assert signs[1].sum() == len(rows[1].own)
-    assert not signs[2].any()
+    penalised, right, wrong = signal.advantages.sign()
+    assert penalised.sum() == -len(rows[0].own)
+    assert right.sum() == len(rows[1].own)
+    assert not wrong.any()
 
 
 def test_a_penalty_is_taken_from_the_token_that_has_it(texts: TextCodec, pool: RewardPool) -> None:

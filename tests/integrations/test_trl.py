@@ -64,7 +64,7 @@ def rounding_of_advantages(trainer: Trainer, rollouts: Rollouts, method: str, se
     of -14 differ by some 1e-5. A weight `exp(delta)` multiplies this by `lambda |A| exp(delta)`, up to 2.8 here.
     """
     assert isinstance(trainer.backend, Worker)
-    local = [each.detach().to_local() for each in trainer.backend.actor.module.parameters()]
+    local = [parameter.detach().to_local() for parameter in trainer.backend.actor.module.parameters()]
     return moved_by_one_unit(lambda: [own_advantages(trainer, rollouts, method, settings)], local, seeds=1)
 
 
@@ -90,7 +90,7 @@ def trl_trainer(rows: list[dict[str, Any]], folder: Path, **options: Any) -> Any
 
 def with_canned(trainer: Any, responses: list[list[int]]) -> Any:
     """The trainer, whose engine answers with these responses."""
-    trainer._generate_single_turn = lambda *_: ([list(each) for each in responses], None)
+    trainer._generate_single_turn = lambda *_: ([list(token_ids) for token_ids in responses], None)
     trainer.model.train()
     return trainer
 
@@ -130,14 +130,14 @@ def test_the_same_rollouts_have_cepos_own_advantages(
     assert expected.any(), "the rollouts must teach something"
     rows = [row_of(problem.text, list(problem.images), problem.ground_truth) for problem in rollouts.problems]
     responses = [list(generation.response_ids) for generation in rollouts.generations]
-    other = trl_trainer(rows, tmp_path, method=method, settings=settings)
-    advantages = advantages_of(with_canned(other, responses), rows)
+    trls_trainer = trl_trainer(rows, tmp_path, method=method, settings=settings)
+    advantages = advantages_of(with_canned(trls_trainer, responses), rows)
     rounding = rounding_of_advantages(trainer, rollouts, method, settings)
     tolerance = max(1e-5, ORDERS * rounding)
     assert tolerance < SMALLEST_ERROR.get(method, 1e-4), "a small error must be seen"
     torch.testing.assert_close(advantages, expected, rtol=0, atol=tolerance)
-    if other.estimator.views:
-        logged = list(other._metrics["train"])
+    if trls_trainer.estimator.views:
+        logged = list(trls_trainer._metrics["train"])
         assert any(name.startswith("references/") for name in logged)
         assert any(name.startswith(("evidence/", "perception/")) for name in logged)
 
@@ -155,10 +155,10 @@ def test_a_method_that_needs_what_trl_lacks_is_refused(method: str, tmp_path: Pa
 def test_three_steps_with_images_learn_and_log_metrics(tmp_path: Path) -> None:
     """Each step has one rollout batch, so that lambda falls from step to step."""
     trainer = trl_trainer(rows_of_the_world(8), tmp_path, method="cepo", arguments={"num_generations": 8})
-    before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    initial_weights = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
     trainer.train()
-    changed = [name for name, weight in trainer.model.named_parameters() if not torch.equal(before[name], weight)]
-    assert changed
+    trained_weights = dict(trainer.model.named_parameters())
+    assert any(not torch.equal(weight, trained_weights[name]) for name, weight in initial_weights.items())
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert all(math.isfinite(entry["grad_norm"]) for entry in steps)
     assert [entry["evidence/lambda"] for entry in steps] == pytest.approx([0.5, 0.48, 0.46])
@@ -167,8 +167,12 @@ def test_three_steps_with_images_learn_and_log_metrics(tmp_path: Path) -> None:
 def rows_of_the_world(number: int) -> list[dict[str, Any]]:
     from cepo.microgeo.world import SHAPES
 
-    drawn = [SHAPES.generate(0, index, stream="train") for index in range(number)]
-    return [row_of(f"{each.question} Answer in \\boxed{{}}.", [SHAPES.draw(each)], each.answer) for each in drawn]
+    rows: list[dict[str, Any]] = []
+    for index in range(number):
+        problem = SHAPES.generate(0, index, stream="train")
+        question = f"{problem.question} Answer in \\boxed{{}}."
+        rows.append(row_of(question, [SHAPES.draw(problem)], problem.answer))
+    return rows
 
 
 def responses_to(trainer: Any, rows: list[dict[str, Any]], texts: list[str]) -> list[list[int]]:
@@ -291,10 +295,12 @@ def test_rollouts_without_a_reward_teach_nothing_as_in_trl(method: str, tmp_path
 
 def test_answers_in_lists_reach_teachers_as_text(tmp_path: Path) -> None:
     """A list of one answer is that answer; of several, their JSON text."""
-    for answer, read in ((["24"], "24"), (["24", "1/2"], '["24", "1/2"]')):
-        rows = [rows_of_the_world(1)[0] | {"answer": answer}]
+    (row,) = rows_of_the_world(1)
+    for answer, text_of_answer in ((["24"], "24"), (["24", "1/2"], '["24", "1/2"]')):
+        rows = [row | {"answer": answer}]
         trainer = trl_trainer(rows, tmp_path, method="cepo", reward_funcs=lambda completions, **_: [1.0, 0.0, 0.0, 1.0])
-        with_canned(trainer, [[*trainer._tokenizer(text)["input_ids"]] for text in (r"\boxed{1}", "2", "3", "4")])
+        responses = [[*trainer._tokenizer(text)["input_ids"]] for text in (r"\boxed{1}", "2", "3", "4")]
+        with_canned(trainer, responses)
         seen = []
         choose = trainer.estimator.references
 
@@ -304,18 +310,18 @@ def test_answers_in_lists_reach_teachers_as_text(tmp_path: Path) -> None:
 
         trainer.estimator.references = noted
         advantages_of(trainer, rows)
-        assert seen == [read]
+        assert seen == [text_of_answer]
 
 
 def test_a_teacher_of_other_weights_scores_in_trl(tmp_path: Path) -> None:
     """The policy's own weights as a model give its bits, halved ones others; wrong responses and the answer are shown."""
     from safetensors.torch import load_file, save_file
 
-    other = shutil.copytree(ASSETS, tmp_path / "other")
-    weights = load_file(other / "model.safetensors")
-    (norm,) = (name for name in weights if name.endswith("language_model.norm.weight"))
+    teacher_folder = shutil.copytree(ASSETS, tmp_path / "other")
+    weights = load_file(teacher_folder / "model.safetensors")
+    (norm,) = [name for name in weights if name.endswith("language_model.norm.weight")]
     weights[norm] = weights[norm] / 2
-    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, teacher_folder / "model.safetensors", metadata={"format": "pt"})
     rows = rows_of_the_world(1)
 
     def advantages_under(**teacher: str) -> Tensor:
@@ -323,19 +329,21 @@ def test_a_teacher_of_other_weights_scores_in_trl(tmp_path: Path) -> None:
         responses = responses_to(trainer, rows, FOUR)
         return advantages_of(with_canned(trainer, responses), rows)
 
-    own = advantages_under()
+    of_policys_weights = advantages_under()
     of_same_weights = advantages_under(model_path=str(ASSETS))
-    of_other_weights = advantages_under(model_path=str(other))
-    assert torch.equal(of_same_weights, own)
-    assert not torch.allclose(of_other_weights, own)
-    assert torch.equal(of_other_weights.sign(), own.sign())
+    of_other_weights = advantages_under(model_path=str(teacher_folder))
+    assert torch.equal(of_same_weights, of_policys_weights)
+    assert not torch.allclose(of_other_weights, of_policys_weights)
+    assert torch.equal(of_other_weights.sign(), of_policys_weights.sign())
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_grpo.py"
 
 
 def test_the_example_differs_from_a_script_of_trl_in_two_lines() -> None:
-    assert [line[:2] for line in EXAMPLE.read_text(encoding="utf-8").split("# ")[1:] if "was:" in line] == ["1.", "2."]
+    comments = EXAMPLE.read_text(encoding="utf-8").split("# ")[1:]
+    changes = [comment for comment in comments if "was:" in comment]
+    assert [change[:2] for change in changes] == ["1.", "2."]
 
 
 @A_PROCESS

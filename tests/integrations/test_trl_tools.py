@@ -113,14 +113,14 @@ def response_by_hand(trainer: Any, row: int) -> tuple[list[int], list[int]]:
     ids: list[int] = []
     marks: list[int] = []
     for number, turn in enumerate(TURNS[row]):
-        said = tokenizer(turn + "<|im_end|>")["input_ids"]
-        ids += said
-        marks += [1] * len(said)
+        turn_ids = tokenizer(turn + "<|im_end|>")["input_ids"]
+        ids += turn_ids
+        marks += [1] * len(turn_ids)
         if number < len(RESULTS[row]):
             result = f"\n<|im_start|>user\n<tool_response>\n{RESULTS[row][number]}\n</tool_response><|im_end|>\n"
-            read = tokenizer(result + "<|im_start|>assistant\n")["input_ids"]
-            ids += read
-            marks += [0] * len(read)
+            result_ids = tokenizer(result + "<|im_start|>assistant\n")["input_ids"]
+            ids += result_ids
+            marks += [0] * len(result_ids)
     return ids, marks
 
 
@@ -152,8 +152,8 @@ def log_probs_by_hand(step: Step, hint: Hint | None, response_ids: list[int]) ->
     visuals = {name: fields[name] for name in ("pixel_values", "image_grid_thw") if name in fields}
     if visuals:
         visuals["mm_token_type_ids"] = (sequence == step.model.config.image_token_id).long()
-    logits = step.model(input_ids=sequence, attention_mask=torch.ones_like(sequence), **visuals).logits[0]
-    log_probs = logits.float().log_softmax(dim=-1)
+    output = step.model(input_ids=sequence, attention_mask=torch.ones_like(sequence), **visuals)
+    log_probs = output.logits[0].float().log_softmax(dim=-1)
     positions = torch.arange(prompt_length, sequence.shape[1])
     return log_probs[positions - 1, sequence[0, positions]]
 
@@ -165,13 +165,18 @@ def test_trl_calls_the_tool_and_its_tokens_have_no_credit(step: Step) -> None:
     for row in range(len(TURNS)):
         ids, marks = response_by_hand(step.trainer, row)
         length = len(ids)
+        padded_length = len(output["tool_mask"][row])
         assert output["completion_ids"][row, :length].tolist() == ids
-        assert output["completion_mask"][row].tolist() == [1] * length + [0] * (len(output["tool_mask"][row]) - length)
+        assert output["completion_mask"][row].tolist() == [1] * length + [0] * (padded_length - length)
         assert output["tool_mask"][row, :length].tolist() == marks
+        advantages = output["advantages"][row]
         is_models = torch.tensor(marks).bool()
-        assert not output["advantages"][row, :length][~is_models].any()
-        assert (output["advantages"][row, :length][is_models].sign() == (1 if REWARDS[row] else -1)).all()
-        assert not output["advantages"][row, length:].any()
+        of_model = advantages[:length][is_models]
+        of_tool = advantages[:length][~is_models]
+        sign = 1 if REWARDS[row] else -1
+        assert (of_model.sign() == sign).all()
+        assert not of_tool.any()
+        assert not advantages[length:].any()
 
 
 def test_a_step_with_tools_updates_the_weights(step: Step) -> None:
@@ -180,22 +185,27 @@ def test_a_step_with_tools_updates_the_weights(step: Step) -> None:
     assert logged["tools/failure_frequency"] == 0.0
     assert math.isfinite(logged["grad_norm"])
     assert logged["grad_norm"] > 0
-    before = step.model.state_dict()
-    assert any(not torch.equal(before[name], weight) for name, weight in step.trainer.model.state_dict().items())
+    initial_weights = step.model.state_dict()
+    trained_weights = step.trainer.model.state_dict()
+    assert any(not torch.equal(initial_weights[name], weight) for name, weight in trained_weights.items())
 
 
 def test_teachers_read_the_transcript_with_the_tools_results(step: Step) -> None:
+    tokenizer = step.trainer.processing_class.tokenizer
+    hints_of_views = {**step.hints, "student": [None] * len(TURNS)}
+    log_probs_of_views = {**step.teachers, "student": step.student}
     for row in range(len(TURNS)):
         ids, marks = response_by_hand(step.trainer, row)
-        for view, hints in [*step.hints.items(), ("student", [None] * len(TURNS))]:
-            log_probs = step.student if view == "student" else step.teachers[view]
+        for view, hints in hints_of_views.items():
+            log_probs = log_probs_of_views[view][row, : len(ids)]
             expected = log_probs_by_hand(step, hints[row], ids)
-            torch.testing.assert_close(log_probs[row, : len(ids)], expected, rtol=0, atol=1e-4)
+            torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-4)
             if RESULTS[row]:
                 without_result = [token for token, mark in zip(ids, marks, strict=True) if mark]
-                last_turn = len(step.trainer.processing_class.tokenizer(TURNS[row][-1])["input_ids"])
-                unread = log_probs_by_hand(step, hints[row], without_result)[-last_turn:]
-                assert not torch.allclose(unread, expected[-last_turn:], rtol=0, atol=1e-2), "the result must matter"
+                last_turn = len(tokenizer(TURNS[row][-1])["input_ids"])
+                unread = log_probs_by_hand(step, hints[row], without_result)
+                is_same = torch.allclose(unread[-last_turn:], expected[-last_turn:], rtol=0, atol=1e-2)
+                assert not is_same, "the result must matter"
 
 
 def test_what_teachers_read_beside_the_transcript(step: Step) -> None:
@@ -226,14 +236,19 @@ def test_credit_is_that_of_responses_without_the_tools_tokens(step: Step) -> Non
     rewards = torch.zeros(mask.shape)
     for row, values in enumerate(student):
         rewards[row, len(values) - 1] = REWARDS[row]
+    teacher_log_probs: dict[str, Tensor] = {}
+    has_reference: dict[str, Tensor] = {}
+    for view, hints in step.hints.items():
+        teacher_log_probs[view] = pad_sequence(teachers[view], batch_first=True)
+        has_reference[view] = torch.tensor([hint is not None for hint in hints])
     batch = TokenBatch(
         token_level_rewards=rewards,
         response_mask=mask,
         old_log_probs=pad_sequence(student, batch_first=True),
         group_ids=torch.zeros(len(TURNS), dtype=torch.int64),
-        teacher_log_probs={view: pad_sequence(values, batch_first=True) for view, values in teachers.items()},
+        teacher_log_probs=teacher_log_probs,
         correct=REWARDS.bool(),
-        has_reference={view: torch.tensor([hint is not None for hint in hints]) for view, hints in step.hints.items()},
+        has_reference=has_reference,
     )
     expected = build_estimator(step.trainer.estimator.name, {}).checked_signal(batch, step=0).advantages
     for row, is_models in enumerate(models_tokens):
@@ -248,10 +263,14 @@ def test_a_context_is_trls_own_prompt_with_its_tools(offer: str, tmp_path: Any) 
     trainer: Any = trainer_with_tools(str(tmp_path), TURNS, method="grpo", **{offer: tools[offer]})
     output = output_of_training(trainer)
     context = trainer._context(0, None)
-    prompt = trainer.processing_class(text=[context.text], images=[context.images])["input_ids"][0]
-    assert output["prompt_ids"][0].tolist() == prompt
+    encoded = trainer.processing_class(text=[context.text], images=[context.images])
+    assert output["prompt_ids"][0].tolist() == encoded["input_ids"][0]
     assert '"name": "multiply"' in context.text
-    assert output["tool_mask"].eq(0).sum() == sum(response_by_hand(trainer, row)[1].count(0) for row in range(4))
+    num_tool_tokens = 0
+    for row in range(4):
+        _, marks = response_by_hand(trainer, row)
+        num_tool_tokens += marks.count(0)
+    assert output["tool_mask"].eq(0).sum() == num_tool_tokens
 
 
 def test_a_truncated_response_keeps_the_marks_of_its_tool(tmp_path: Any) -> None:

@@ -6,6 +6,7 @@ Runs in an environment with verl, where neither cepo's own trainer nor the tests
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import shutil
 import sys
@@ -60,14 +61,14 @@ class Watched:
 
     def __call__(self, batch: Any, metrics: dict[str, Any]) -> Any:
         trainer = self._trainer
-        own = trainer.estimator, trainer._credit
+        cepos_method = trainer.estimator, trainer._credit
         texts = TextCodec(trainer.tokenizer, [trainer.tokenizer.eos_token_id])
         for method, settings in told()["cases"] if not self.found else []:
             trainer.estimator = build_estimator(method, settings)
             trainer._credit = MethodAdapter(trainer.estimator, texts, 0, None)
             self._compute(batch, {})
             self.found.append(self._advantages(batch))
-        trainer.estimator, trainer._credit = own
+        trainer.estimator, trainer._credit = cepos_method
         if not self.penalised:
             self._with_a_kl_in_the_reward(batch)
         if not self.with_a_tool:
@@ -113,10 +114,12 @@ class Watched:
         fields = ["advantages", "extra_info"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         self.nested = self.nested and data["advantages"].is_nested
-        rows = [each["index"] for each in data["extra_info"]]
-        sessions = [int(key.rsplit("_", 2)[1]) for key in batch.keys]
-        values = [each.tolist() for each in data["advantages"].unbind()]
-        return dict(zip(zip(rows, sessions, strict=True), values, strict=True))
+        by_row_and_session: dict[tuple[int, int], list[float]] = {}
+        of_rows = data["advantages"].unbind()
+        for key, extra_info, advantages in zip(batch.keys, data["extra_info"], of_rows, strict=True):
+            session = int(key.rsplit("_", 2)[1])
+            by_row_and_session[extra_info["index"], session] = advantages.tolist()
+        return by_row_and_session
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +141,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
             weights.append(trainer.actor_rollout_wg.weights())
             steps.append(metrics)
         trainer._shutdown_dump_executor()
-        left = tq.kv_list()
-        yield SimpleNamespace(watched=watched, steps=steps, weights=weights, left=left, dumped=dumped)
+        keys_in_queue = tq.kv_list()
+        yield SimpleNamespace(watched=watched, steps=steps, weights=weights, left=keys_in_queue, dumped=dumped)
 
 
 def test_verl_finds_the_trainer_by_its_entry_point() -> None:
-    found = [each.value for each in entry_points(group="verl.plugins") if each.name == "cepo"]
-    assert found == ["cepo.integrations.verl"]
+    targets = [entry_point.value for entry_point in entry_points(group="verl.plugins") if entry_point.name == "cepo"]
+    assert targets == ["cepo.integrations.verl"]
     assert get_trainer_cls("cepo_sync") is CepoTrainer
 
 
@@ -152,15 +155,15 @@ def test_verl_finds_the_trainer_by_its_entry_point() -> None:
 def test_the_same_rollouts_have_cepos_own_advantages(number: int, run: SimpleNamespace) -> None:
     expected = torch.load(ROLLOUTS / "expected.pt")[number]
     assert expected.any(), "the rollouts must teach something"
-    found = run.watched.found[number]
+    advantages = run.watched.found[number]
     group = told()["group"]
     method, _ = told()["cases"][number]
     tolerance = 1e-2 if method == "pgpo" else 1e-5  # its gate divides by the spread of a response's dependences
-    assert len(found) == len(expected)
-    for (row, session), values in found.items():
-        own = expected[row * group + session]
-        torch.testing.assert_close(torch.tensor(values), own[: len(values)], rtol=0, atol=tolerance)
-        assert not own[len(values) :].any()
+    assert len(advantages) == len(expected)
+    for (row, session), values in advantages.items():
+        of_response = expected[row * group + session]
+        torch.testing.assert_close(torch.tensor(values), of_response[: len(values)], rtol=0, atol=tolerance)
+        assert not of_response[len(values) :].any()
     assert run.watched.nested
 
 
@@ -204,7 +207,9 @@ def test_look_reads_what_verls_older_trainer_dumps(tmp_path: Path) -> None:
     )
     older._shutdown_dump_executor()
     groups = groups_of(read_rollouts_of(tmp_path).responses)
-    assert [[response.right for response in group.responses] for group in groups] == [[True, False], [False, True]]
+    first, second = groups
+    assert [response.right for response in first.responses] == [True, False]
+    assert [response.right for response in second.responses] == [False, True]
     assert [(group.step, group.responses[0].prompt) for group in groups] == [(3, "One?"), (3, "Two?")]
 
 
@@ -218,9 +223,10 @@ def test_a_kl_in_the_reward_makes_no_right_rollout_wrong(run: SimpleNamespace) -
 
 
 def test_two_steps_train_and_log_the_methods_metrics(run: SimpleNamespace) -> None:
-    for before, after in zip(run.weights, run.weights[1:], strict=False):
-        assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    assert [round(each["evidence/lambda"], 6) for each in run.steps] == [0.5, 0.48]
+    for weights, weights_after_step in itertools.pairwise(run.weights):
+        is_moved = [not torch.equal(*pair) for pair in zip(weights, weights_after_step, strict=True)]
+        assert any(is_moved)
+    assert [round(metrics["evidence/lambda"], 6) for metrics in run.steps] == [0.5, 0.48]
     for metrics in run.steps:
         assert math.isfinite(metrics["actor/grad_norm"])
         assert metrics["actor/grad_norm"] > 0

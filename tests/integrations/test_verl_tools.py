@@ -70,7 +70,7 @@ class Watched:
 
     def __call__(self, batch: Any, metrics: dict[str, Any]) -> Any:
         trainer = self._trainer
-        own = trainer.estimator, trainer._credit
+        cepos_method = trainer.estimator, trainer._credit
         for method in METHODS:
             self._use(method)
             self.runs[method] = self._computed(batch, notes_rows=method == "rlsd")
@@ -79,7 +79,7 @@ class Watched:
             self._compute(batch, {})
         except DataError as error:
             self.error = str(error)
-        trainer.estimator, trainer._credit = own
+        trainer.estimator, trainer._credit = cepos_method
         written = self._compute(batch, metrics)
         self.rows = _rows_of(tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=_COLUMNS))
         for row, key in zip(self.rows, batch.keys, strict=True):
@@ -143,7 +143,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     )
     with started(config) as trainer:
         watched = Watched(trainer)
-        before = trainer.actor_rollout_wg.weights()
+        initial_weights = trainer.actor_rollout_wg.weights()
         trainer.global_steps = 1
         metrics: dict[str, Any] = {}
         batch = trainer.step(metrics, {})
@@ -153,7 +153,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
             metrics=metrics,
             tokenizer=trainer.tokenizer,
             model=model,
-            before=before,
+            before=initial_weights,
             after=trainer.actor_rollout_wg.weights(),
         )
 
@@ -241,19 +241,18 @@ def test_credit_is_that_of_the_models_tokens_alone(method: str, run: SimpleNames
     for number, row in enumerate(of_method.data):
         is_own = row["response_mask"].bool()
         actual = of_method.advantages[number, : len(is_own)][is_own]
-        own = expected[number, : int(is_own.sum())]
-        torch.testing.assert_close(actual, own, rtol=0, atol=1e-5, check_dtype=False)
+        expected_credit = expected[number, : int(is_own.sum())]
+        torch.testing.assert_close(actual, expected_credit, rtol=0, atol=1e-5, check_dtype=False)
 
 
 def log_probs_by_hand(model: Any, row: Mapping[str, Any], length: int) -> Tensor:
     """The log-probs of the last `length` tokens of a row, computed by transformers alone."""
     visuals = {name: value for name, value in row["multi_modal_inputs"].items() if isinstance(value, Tensor)}
+    ids = row["input_ids"]
     with torch.no_grad():
-        output = model(
-            input_ids=row["input_ids"].unsqueeze(0), position_ids=row["position_ids"].unsqueeze(1), **visuals
-        )
+        output = model(input_ids=ids.unsqueeze(0), position_ids=row["position_ids"].unsqueeze(1), **visuals)
     log_probs = output.logits[0, -length - 1 : -1].float().log_softmax(dim=-1)
-    return log_probs.gather(1, row["input_ids"][-length:].unsqueeze(1)).squeeze(1)
+    return log_probs.gather(1, ids[-length:].unsqueeze(1)).squeeze(1)
 
 
 def test_teachers_read_the_transcript_with_its_results(run: SimpleNamespace) -> None:
@@ -277,5 +276,6 @@ def test_a_view_without_images_would_lose_the_tools(run: SimpleNamespace) -> Non
 
 
 def test_the_step_updates_the_weights(run: SimpleNamespace) -> None:
-    assert any(not torch.equal(one, other) for one, other in zip(run.before, run.after, strict=True))
+    is_moved = [not torch.equal(*pair) for pair in zip(run.before, run.after, strict=True)]
+    assert any(is_moved)
     assert run.metrics["actor/grad_norm"] > 0

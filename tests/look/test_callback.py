@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from actors import differing
 from reward_functions import of_completions
 from run_folders import trackio_into, written
 
@@ -32,11 +33,11 @@ def trainer_of(
     drawn = [SHAPES.generate(0, index, stream="train") for index in range(16)]
     rows = [
         {
-            "prompt": [{"role": "user", "content": f"{each.question} Answer in \\boxed{{}}."}],
-            "images": [SHAPES.draw(each)],
-            "answer": each.answer,
+            "prompt": [{"role": "user", "content": f"{problem.question} Answer in \\boxed{{}}."}],
+            "images": [SHAPES.draw(problem)],
+            "answer": problem.answer,
         }
-        for each in drawn
+        for problem in drawn
     ]
     if not with_images:
         for row in rows:
@@ -65,8 +66,8 @@ def test_weights_are_equal_to_the_bit_with_and_without_it(tmp_path: Path) -> Non
     for name, callbacks in (("without", []), ("with", [callback])):
         trainer = trainer_of(tmp_path / name, callbacks)
         trainer.train()
-        weights.append({key: each.detach().clone() for key, each in trainer.model.named_parameters()})
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+        weights.append({key: parameter.detach().clone() for key, parameter in trainer.model.named_parameters()})
+    assert differing(weights[0], weights[1]) == []
     page = (tmp_path / "with" / "look.html").read_text(encoding="utf-8")
     assert "The clearest pair, token by token" in page
     assert "nats of a right response" in page
@@ -101,12 +102,12 @@ def in_wandb(folder: Path, name: str) -> list[float]:
         if left_of_block < 7:
             place += left_of_block
     records = b"".join(parts)
-    found: list[float] = []
+    values: list[float] = []
     for match in re.finditer(re.escape(name.encode()) + rb"\x82\x01(.)", records, re.DOTALL):
         value = float(records[match.end() :][: match[1][0]])
-        if value not in found:  # the history of the run has it, and its summary
-            found.append(value)
-    return found
+        if value not in values:  # the history of the run has it, and its summary
+            values.append(value)
+    return values
 
 
 def in_trackio(folder: Path, name: str) -> list[float]:

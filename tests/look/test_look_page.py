@@ -176,14 +176,19 @@ def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.
 
 def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
     """Teachers that read 20 and 16: the count of sides is credited in the right response, and blamed in the wrong one."""
-    rows = [
-        RecordedResponse(
-            step=40, group=str(number), prompt="Each side is 4. What is the perimeter? Answer in \\boxed{}.", response=text,
-            reward=reward, right=reward == 1.0, length=20,
-        )
-        for number in range(2)
-        for text, reward in CASES * 2
-    ]  # fmt: skip
+    rows: list[RecordedResponse] = []
+    for number in range(2):
+        for text, reward in CASES * 2:
+            row = RecordedResponse(
+                step=40,
+                group=str(number),
+                prompt="Each side is 4. What is the perimeter? Answer in \\boxed{}.",
+                response=text,
+                reward=reward,
+                right=reward == 1.0,
+                length=20,
+            )
+            rows.append(row)
     scored = scored_groups(groups_of(rows), str(ASSETS), responses=8)
     assert [len(record.rollouts) for record in scored.groups] == [4, 4]
     for record in scored.groups:
@@ -200,9 +205,9 @@ def test_the_word_that_decides_has_the_contrast(tmp_path: Path) -> None:
         assert [believed[0][0], believed[1][0]] == pytest.approx([0.375, 0.625]), "(1 + 1/2) / 4 and (2 + 1/2) / 4"
         assert believed[0][1] > 0.5, "after the count of sides"
         assert believed[1][-1] < believed[1][0]
-    clearest, others = contrast_sections(scored)
+    clearest, further_groups = contrast_sections(scored)
     assert "“5”" in clearest.notes[0]
-    assert len(others.responses) == 8
+    assert len(further_groups.responses) == 8
     assert "nats of a right response" in gauge(scored)
 
 

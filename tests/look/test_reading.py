@@ -49,11 +49,8 @@ def test_trls_completions_are_read_with_their_step_and_verdict(tmp_path: Path) -
     write_trl(tmp_path, [trl_table(1, "4545", [1.0, 0.0, 1.0, None]), trl_table(2, "5454", [0.0, 1.0, 0.0, 1.0])])
     seen = read_rollouts_of(tmp_path)
     assert seen.form == "TRL's completions"
-    assert [(each.step, each.reward, each.right) for each in seen.responses][:3] == [
-        (1, 1.0, True),
-        (1, 0.0, False),
-        (1, 1.0, True),
-    ]
+    responses = [(response.step, response.reward, response.right) for response in seen.responses]
+    assert responses[:3] == [(1, 1.0, True), (1, 0.0, False), (1, 1.0, True)]
     assert len(seen.responses) == 7
     assert seen.responses[0].prompt == "What is 2 + 2?"
     assert seen.responses[0].parts == {"accuracy_reward": 1.0}
@@ -64,7 +61,7 @@ def test_the_reward_function_of_answers_tells_the_verdict(tmp_path: Path) -> Non
     """TRL's accuracy_reward and think_format_reward: a wrong answer in the right format has 1 of 2, and is wrong."""
     table = trl_table(1, "4545", [1.0, 0.0, 1.0, 0.0]).assign(think_format_reward=[1.0, 1.0, 0.0, 0.0])
     seen = read_rollouts_of(write_trl(tmp_path, [table]))
-    assert [(each.reward, each.right) for each in seen.responses] == [
+    assert [(response.reward, response.right) for response in seen.responses] == [
         (2.0, True),
         (1.0, False),
         (1.0, True),
@@ -82,9 +79,9 @@ def test_a_batch_that_trl_logs_again_is_counted_once(tmp_path: Path) -> None:
 
 def test_problems_with_equal_texts_stay_two_groups(tmp_path: Path) -> None:
     """TRL strips images; of eight equal prompts in a row, four and four are groups if another prompt has four."""
-    other = trl_table(1, "7878", [0.0] * 4).assign(prompt=[message("user", "Another?") for _ in range(4)])
-    write_trl(tmp_path, [pandas.concat([trl_table(1, "45454545", [1.0, 0.0] * 4), other])])
-    sizes = [len(each.responses) for each in groups_of(read_rollouts_of(tmp_path).responses)]
+    another_prompt = trl_table(1, "7878", [0.0] * 4).assign(prompt=[message("user", "Another?") for _ in range(4)])
+    write_trl(tmp_path, [pandas.concat([trl_table(1, "45454545", [1.0, 0.0] * 4), another_prompt])])
+    sizes = [len(prompt_group.responses) for prompt_group in groups_of(read_rollouts_of(tmp_path).responses)]
     assert sizes == [4, 4, 4]
 
 
@@ -99,11 +96,11 @@ def test_verls_balanced_rollouts_are_grouped_by_prompt(tmp_path: Path) -> None:
     write_lines(tmp_path / "9.jsonl", [row | {"step": 9} for row in reversed(rows)])
     seen = read_rollouts_of(tmp_path)
     assert seen.form == "verl's rollout_data_dir"
-    assert [each.step for each in seen.responses] == [9] * 6 + [10] * 6
+    assert [response.step for response in seen.responses] == [9] * 6 + [10] * 6
     groups = groups_of(seen.responses)
-    assert [len(each.responses) for each in groups] == [3] * 4
-    assert {each.responses[0].prompt for each in groups} == {"One?", "Two?"}
-    assert sum(each.num_right for each in groups) == 4
+    assert [len(prompt_group.responses) for prompt_group in groups] == [3] * 4
+    assert {prompt_group.responses[0].prompt for prompt_group in groups} == {"One?", "Two?"}
+    assert sum(prompt_group.num_right for prompt_group in groups) == 4
     assert seen.responses[0].ground_truth == "1"
 
 
@@ -118,8 +115,8 @@ def test_verls_own_keys_tell_prompts_of_equal_texts_apart(tmp_path: Path) -> Non
     rows.append({"input": "", "output": "", "gts": "1", "score": 0.0, "step": 4, "uid": f"pad{'0a' * 16}_0_0"})
     write_lines(tmp_path / "4.jsonl", rows)
     groups = groups_of(read_rollouts_of(tmp_path).responses)
-    assert [len(each.responses) for each in groups] == [3, 3]
-    assert not any(each.is_dead for each in groups)
+    assert [len(prompt_group.responses) for prompt_group in groups] == [3, 3]
+    assert not any(prompt_group.is_dead for prompt_group in groups)
 
 
 def nemo_row(reward: float, gap: float, *, question: object = "One?", window: int = 8) -> dict[str, Any]:
@@ -225,7 +222,7 @@ def test_easyr1s_log_of_generations_is_read_by_validation(tmp_path: Path) -> Non
     (tmp_path / "generations.log").write_text(entry.format(0.0) + entry.format("1.0"), encoding="utf-8")
     seen = read_rollouts_of(tmp_path)
     assert seen.form == "EasyR1's generations"
-    assert [(each.step, each.response, each.reward) for each in seen.responses] == [
+    assert [(response.step, response.response, response.reward) for response in seen.responses] == [
         (1, "It is\n[1].", 0.0),
         (2, "It is\n[1].", 1.0),
     ]
@@ -236,7 +233,7 @@ def test_easyr1s_problems_with_equal_texts_are_of_one_validation(tmp_path: Path)
     entry = "[prompt] {}\n[output] It is 1.\n[ground_truth] {}\n[score] 0.0\n\n"
     validation = entry.format("Find x.", 1) + entry.format("Find x.", 2) + entry.format("Find y.", 1)
     (tmp_path / "generations.log").write_text(2 * validation, encoding="utf-8")
-    assert [each.step for each in read_rollouts_of(tmp_path).responses] == [1, 1, 1, 2, 2, 2]
+    assert [response.step for response in read_rollouts_of(tmp_path).responses] == [1, 1, 1, 2, 2, 2]
 
 
 def test_a_run_of_cepo_is_read_with_its_metrics_and_images(tmp_path: Path) -> None:
@@ -244,24 +241,24 @@ def test_a_run_of_cepo_is_read_with_its_metrics_and_images(tmp_path: Path) -> No
     run = write_run(tmp_path / "run", [(1, {"reward/mean": 0.25})], groups=groups)
     seen = read_rollouts_of(run)
     assert seen.form == "a run of cepo"
-    assert [each.right for each in seen.responses] == [True, False]
+    assert [response.right for response in seen.responses] == [True, False]
     assert seen.metrics["reward/mean"] == {1: 0.25}
-    assert all(Path(each.images[0]).is_file() for each in seen.responses)
+    assert all(Path(response.images[0]).is_file() for response in seen.responses)
     assert seen.responses[0].length == 3
 
 
 def test_an_image_outside_the_folder_is_left_out(tmp_path: Path) -> None:
     """A stranger's row must not bring another file of the reader onto a page that is then shown to others."""
-    outside = tmp_path / "secret.png"
-    inside = tmp_path / "rollouts" / "own.png"
-    inside.parent.mkdir()
-    for file in (outside, inside):
+    secret_image = tmp_path / "secret.png"
+    own_image = tmp_path / "rollouts" / "own.png"
+    own_image.parent.mkdir()
+    for file in (secret_image, own_image):
         file.write_bytes(b"png")
-    names = ["own.png", "../secret.png", str(outside), "none.png", "a\0.png", "a" * 5_000]
+    names = ["own.png", "../secret.png", str(secret_image), "none.png", "a\0.png", "a" * 5_000]
     row = {"prompt": "One?", "completion": "1", "reward": 1.0, "images": names}
     write_lines(tmp_path / "rollouts" / "rows.jsonl", [row])
     (response,) = read_rollouts_of(tmp_path / "rollouts").responses
-    assert response.images == [str(inside)]
+    assert response.images == [str(own_image)]
 
 
 @pytest.mark.parametrize("names", [("prompt", "completion", "reward"), ("problem", "response", "score")])
@@ -275,7 +272,7 @@ def test_plain_rows_are_read_by_either_names(tmp_path: Path, names: tuple[str, s
         pandas.DataFrame(rows).to_parquet(file)
     for place in (file, tmp_path):
         seen = read_rollouts_of(place)
-        assert [each.right for each in seen.responses] == [False, True]
+        assert [response.right for response in seen.responses] == [False, True]
 
 
 def plain(number: int, **columns: Any) -> dict[str, Any]:
@@ -286,8 +283,8 @@ def test_what_a_row_states_as_zero_is_not_taken_for_missing(tmp_path: Path) -> N
     """Step 0 stands although the file's name has a 2; rows of group 0 are one group, though those of group 1 lie between."""
     rows = [plain(number, step=0, group_id=number // 2 % 2) for number in range(8)]
     responses = read_rollouts_of(write_lines(tmp_path / "run_2.jsonl", rows)).responses
-    assert {each.step for each in responses} == {0}
-    assert [len(each.responses) for each in groups_of(responses)] == [4, 4]
+    assert {response.step for response in responses} == {0}
+    assert [len(prompt_group.responses) for prompt_group in groups_of(responses)] == [4, 4]
 
 
 def test_rows_that_are_no_rollouts_are_counted(tmp_path: Path) -> None:
@@ -300,7 +297,7 @@ def test_rows_that_are_no_rollouts_are_counted(tmp_path: Path) -> None:
         plain(4, completion=None),
     ]
     seen = read_rollouts_of(write_lines(tmp_path / "rows.jsonl", rows))
-    assert [each.response for each in seen.responses] == ["It is 0.", ""]
+    assert [response.response for response in seen.responses] == ["It is 0.", ""]
     assert seen.notes == ["3 rows are left out: they have no response or no reward, failed, or fill a batch."]
 
 
@@ -340,11 +337,10 @@ def test_of_long_responses_fewer_files_are_read(tmp_path: Path, monkeypatch: pyt
 
 def test_a_larger_run_is_read_in_evenly_spread_files(tmp_path: Path) -> None:
     for step in range(1, 11):
-        write_lines(
-            tmp_path / f"{step}.jsonl", [{"input": "One?", "output": f"{step}.{k}", "score": k % 2} for k in range(10)]
-        )
+        rows = [{"input": "One?", "output": f"{step}.{number}", "score": number % 2} for number in range(10)]
+        write_lines(tmp_path / f"{step}.jsonl", rows)
     seen = read_rollouts_of(tmp_path, most=50)
-    assert {each.step for each in seen.responses} == {1, 3, 5, 7, 9}
+    assert {response.step for response in seen.responses} == {1, 3, 5, 7, 9}
     assert "5 of 10 files were read" in seen.notes[0]
 
 
@@ -359,7 +355,7 @@ def test_a_large_file_is_read_from_its_beginning(tmp_path: Path, suffix: str) ->
         pandas.DataFrame(rows).to_parquet(file)
     seen = read_rollouts_of(file, most=2_500)
     assert seen.notes == ["The first 2,500 of 10,000 rollouts were read."]
-    assert [int(each.response) for each in seen.responses] == list(range(2_500))
+    assert [int(response.response) for response in seen.responses] == list(range(2_500))
 
 
 @pytest.mark.parametrize("name", ["rollouts.pkl", "debug_rollout_data.pt"])

@@ -28,10 +28,10 @@ def test_texts_show_as_they_read_until_asked_otherwise(browser: Browser, tmp_pat
 
     opened = Opened(browser, page_file)
     cells = opened.page.locator("[data-typeset] tbody tr td:last-child > div")
-    for number, (written, shown) in enumerate(SHOWN.items()):
+    for number, (written, markup) in enumerate(SHOWN.items()):
         html = cells.nth(2 * number).inner_html()
-        if shown is not None:
-            assert html == shown.replace("<f>", '<span class="formula">').replace("</f>", "</span>"), written
+        if markup is not None:
+            assert html == markup.replace("<f>", '<span class="formula">').replace("</f>", "</span>"), written
     opened.page.locator(".as-written").check()
     for number, written in enumerate(SHOWN):
         assert cells.nth(2 * number).text_content() == written

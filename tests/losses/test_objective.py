@@ -44,8 +44,8 @@ def log_probs(*values: float) -> Tensor:
 
 
 def gradient(loss: Tensor, of: Tensor) -> list[float]:
-    (found,) = torch.autograd.grad(loss, of)
-    return found[0].tolist()
+    (gradients,) = torch.autograd.grad(loss, of)
+    return gradients[0].tolist()
 
 
 def test_a_sampled_kl_pulls_towards_the_reference() -> None:

@@ -109,7 +109,8 @@ def test_log_ratios_of_10000_give_finite_losses_and_gradients(loss_type: str) ->
     log_probs = torch.tensor([[-1e4, -1.0], [-1.0, -1e4]], requires_grad=True)
     old = torch.tensor([[-1.0, -1e4], [-1e4, -1.0]])
     advantages = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
-    losses = LOSSES[loss_type].token_losses(unpadded(log_probs, old, advantages))
+    tokens = unpadded(log_probs, old, advantages)
+    losses = LOSSES[loss_type].token_losses(tokens)
     (gradient,) = torch.autograd.grad(losses.sum(), log_probs)
     assert losses.isfinite().all()
     assert gradient.isfinite().all()
@@ -272,8 +273,8 @@ def test_losses_depend_on_no_micro_batch_padding_or_dead_row(
     one_by_one = total([[0], [1], [2], [3]])
     in_pairs = total([[3, 1], [0, 2]])
     padded_more = total([[0, 1, 2, 3]], padding=5)
-    for other in (one_by_one, in_pairs, padded_more):
-        torch.testing.assert_close(other, whole, rtol=1e-6, atol=1e-12)
+    for divided in (one_by_one, in_pairs, padded_more):
+        torch.testing.assert_close(divided, whole, rtol=1e-6, atol=1e-12)
     live_alone = total([[row] for row in range(4) if row not in dead])
     torch.testing.assert_close(live_alone, one_by_one, rtol=0.0, atol=0.0)
 

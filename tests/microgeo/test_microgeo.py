@@ -44,9 +44,10 @@ def test_the_answer_depends_on_what_only_the_image_shows() -> None:
     for index in range(400):
         problem = generate_problem(0, index)
         values = set(FAMILIES[problem.family].seen_values) - {problem.seen}
-        others = [make(problem.family, seen, *problem.numbers) for seen in values]
-        assert others
-        assert all(other.question == problem.question and other.answer != problem.answer for other in others)
+        variants = [make(problem.family, seen, *problem.numbers) for seen in values]
+        assert variants
+        assert all(variant.question == problem.question for variant in variants)
+        assert all(variant.answer != problem.answer for variant in variants)
 
 
 def test_a_problem_is_a_function_of_seed_stream_and_index() -> None:
@@ -54,7 +55,10 @@ def test_a_problem_is_a_function_of_seed_stream_and_index() -> None:
     again = generate_problem(5, 17)
     assert first == again
     assert draw_figure(first).tobytes() == draw_figure(again).tobytes()
-    numbers = {generate_problem(seed, 17, stream=stream).numbers for seed in range(5) for stream in ("train", "other")}
+    numbers: set[tuple[int, ...]] = set()
+    for seed in range(5):
+        for stream in ("train", "other"):
+            numbers.add(generate_problem(seed, 17, stream=stream).numbers)
     assert len(numbers) > 5
 
 

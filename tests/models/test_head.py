@@ -180,10 +180,13 @@ def test_float32_logits_and_gradients_are_those_of_float64(width: int) -> None:
     exact = exact_hidden @ exact_weight.t()
     assert logits.dtype is torch.float32
     products = exact_hidden.detach().abs() @ exact_weight.detach().abs().t()
-    assert float((logits - exact).detach().abs().max()) < sum_of_products(products, width)
+    largest_gap = float((logits - exact).detach().abs().max())
+    assert largest_gap < sum_of_products(products, width)
     outer = torch.randn(2, 3, 70, generator=generator)
-    gradients = torch.autograd.grad((logits * outer).sum(), (hidden, weight))
-    exact_gradients = torch.autograd.grad((exact * outer).sum(), (exact_hidden, exact_weight))
+    loss = (logits * outer).sum()
+    exact_loss = (exact * outer).sum()
+    gradients = torch.autograd.grad(loss, (hidden, weight))
+    exact_gradients = torch.autograd.grad(exact_loss, (exact_hidden, exact_weight))
     for gradient, expected in zip(gradients, exact_gradients, strict=True):
         assert gradient.dtype is torch.bfloat16
         assert relative_gap(gradient, expected) < 2**-7
@@ -191,11 +194,11 @@ def test_float32_logits_and_gradients_are_those_of_float64(width: int) -> None:
 
 def test_another_weight_gets_logits_of_the_heads_own_type() -> None:
     hidden = draw(torch.bfloat16)[0].detach()
-    other = torch.randn(9, HIDDEN).bfloat16()
-    exact = replaced_weight(realistic_head(trained=False), other)
+    new_weight = torch.randn(9, HIDDEN).bfloat16()
+    exact = replaced_weight(realistic_head(trained=False), new_weight)
     assert callable(exact)
     assert exact(hidden).dtype is torch.float32
-    assert replaced_weight(build_head(trained=False, dtype=torch.bfloat16), other) is other
+    assert replaced_weight(build_head(trained=False, dtype=torch.bfloat16), new_weight) is new_weight
     model = nn.Module()
     model.lm_head = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(ConfigError, match=r"head of Module is a Sequential .*fp32_logits=false"):
@@ -281,7 +284,7 @@ def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(
     assert ".local" not in ptx, "registers are spilled to memory"
 
     # Entries of a block are read on a condition: where they are inside the row.
-    reads_of_target = [found.start() for found in re.finditer(r"^\s*ld\.global", ptx, re.MULTILINE)]
+    reads_of_target = [load.start() for load in re.finditer(r"^\s*ld\.global", ptx, re.MULTILINE)]
     assert len(reads_of_target) == 2
     assert max(reads_of_target) < ptx.index("bar.sync") < ptx.index("st.global")
 

@@ -62,11 +62,14 @@ def test_a_tokenizer_may_have_its_older_form(tmp_path: Path) -> None:
     """A vocabulary and a list of merges in place of `tokenizer.json`."""
     folder = published_text_model(tmp_path)
     expected = Processing(str(folder)).encode_text("2 + 3 = 5")
-    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    file = folder / "tokenizer.json"
+    model = json.loads(file.read_text(encoding="utf-8"))["model"]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
-    merges = ["#version: 0.2", *(" ".join(merge) for merge in model["merges"])]
-    (folder / "merges.txt").write_text("\n".join(merges), encoding="utf-8")
-    (folder / "tokenizer.json").unlink()
+    lines = ["#version: 0.2"]
+    for merge in model["merges"]:
+        lines.append(" ".join(merge))
+    (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
+    file.unlink()
     assert Processing(str(folder)).encode_text("2 + 3 = 5") == expected
 
 
@@ -147,8 +150,9 @@ def test_qwen_weights_of_the_old_names_are_loaded(tmp_path: Path) -> None:
     old["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded = load_model(str(tmp_path), dtype=torch.float32, trust_remote_code=False, override_config={})
-    pairs = zip(model.state_dict().values(), loaded.state_dict().values(), strict=True)
-    assert all(torch.equal(first, second) for first, second in pairs)
+    weights = list(model.state_dict().values())
+    for weight, loaded_weight in zip(weights, loaded.state_dict().values(), strict=True):
+        assert torch.equal(weight, loaded_weight)
 
 
 def test_code_beside_a_supported_model_is_not_run(tmp_path: Path) -> None:

@@ -106,11 +106,11 @@ def test_a_template_whose_name_is_a_path_is_written_nowhere(folder: Path, tmp_pa
         {"name": name, "template": "x"},
     ]
     json_files.merge(folder / "tokenizer_config.json", {"chat_template": templates})
-    before = files_outside(out, tmp_path)
+    files_before = files_outside(out, tmp_path)
     words = r"tokenizer and processor of .* cannot be written|which leads out of the folder"
     with pytest.raises(ConfigError, match=words):
         Processing(str(folder)).save(out)
-    assert files_outside(out, tmp_path) == before
+    assert files_outside(out, tmp_path) == files_before
 
 
 NORM = "model.language_model.norm.weight"

@@ -15,13 +15,13 @@ def test_a_key_tells_shapes_names_and_content_apart() -> None:
     wide = ImageInputs(tensors={"pixel_values": numbers.view(2, 6)})
     same = dataclasses.replace(wide, tensors={"pixel_values": numbers.clone().view(2, 6)})
     assert wide.content_key == same.content_key
-    others = [
+    different_tensors = [
         {"pixel_values": numbers.view(6, 2)},
         {"pixel_values": numbers.view(1, 2, 6)},
         {"pixel_values_videos": numbers.view(2, 6)},
         {"pixel_values": numbers.view(2, 6) + 1},
     ]
-    keys = {wide.content_key, *(ImageInputs(tensors=tensors).content_key for tensors in others)}
+    keys = {wide.content_key, *(ImageInputs(tensors=tensors).content_key for tensors in different_tensors)}
     assert len(keys) == 5
     longer = ImageInputs(tensors=wide.tensors, expansions={1: [(2, 2)]})
     assert longer.content_key not in keys

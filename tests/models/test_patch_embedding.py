@@ -96,11 +96,11 @@ def test_a_loaded_tower_has_the_product_and_published_names(with_weights: bool, 
 
 def test_a_convolution_that_embeds_no_patches_stays() -> None:
     """One whose kernels overlap, one with padding, and one of two dimensions."""
-    others = nn.Sequential(
+    convolutions = nn.Sequential(
         nn.Conv3d(3, 4, 2, stride=1), nn.Conv3d(3, 4, 2, stride=2, padding=1), nn.Conv2d(3, 4, 2, stride=2)
     )
-    use_linear_patch_embedding([others])
-    assert [type(module) for module in others] == [nn.Conv3d, nn.Conv3d, nn.Conv2d]
+    use_linear_patch_embedding([convolutions])
+    assert [type(module) for module in convolutions] == [nn.Conv3d, nn.Conv3d, nn.Conv2d]
 
 
 def test_patches_of_another_size_are_refused() -> None:

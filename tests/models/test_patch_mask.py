@@ -36,19 +36,19 @@ def masked_image(pixels: numpy.ndarray, probability: float, *, patch_size: int, 
 def test_the_mask_of_a_small_image_is_that_by_hand() -> None:
     """5 x 3 pixels have 3 x 2 patches of side 2; below 0.35 are the third, fifth and sixth number."""
     pixels = noise(5, 3)
-    found = masked_image(pixels, 0.35, patch_size=2)
+    masked = masked_image(pixels, 0.35, patch_size=2)
     black = numpy.array([[0, 0, 0, 0, 1], [0, 0, 0, 0, 1], [0, 0, 1, 1, 1]], dtype=bool)
-    assert (found[black] == 0).all()
-    assert (found[~black] == pixels[~black]).all()
+    assert (masked[black] == 0).all()
+    assert (masked[~black] == pixels[~black]).all()
 
 
 def test_all_frames_of_a_film_have_the_same_patches() -> None:
     """The film's two patches have the seventh and eighth number, after the six of the image."""
     film = noise(4, 2, frames=3)
     mask = PatchMask(probability=0.35, seed=SEED)
-    _, (found,) = mask.masked([Image.fromarray(noise(5, 3))], [film], patch_size=2)
-    assert (found[:, :, :2] == 0).all()
-    assert (found[:, :, 2:] == film[:, :, 2:]).all()
+    _, (masked_film,) = mask.masked([Image.fromarray(noise(5, 3))], [film], patch_size=2)
+    assert (masked_film[:, :, :2] == 0).all()
+    assert (masked_film[:, :, 2:] == film[:, :, 2:]).all()
     assert (film > 0).all(), "the film itself is unchanged"
 
 
@@ -111,8 +111,8 @@ def test_a_square_is_the_released_way(grid_processing: Processing) -> None:
     pixels = noise(100, 75)
     by_hand = Image.fromarray(masked_image(pixels, 0.5, patch_size=14))
     expected = grid_processing.reader.read([by_hand])
-    found = grid_processing.load_masked([Image.fromarray(pixels)], PatchMask(probability=0.5, seed=SEED, square=14))
-    assert found.content_key == expected.content_key
+    loaded = grid_processing.load_masked([Image.fromarray(pixels)], PatchMask(probability=0.5, seed=SEED, square=14))
+    assert loaded.content_key == expected.content_key
 
 
 def test_an_image_of_the_models_size_has_the_same_mask_both_ways(grid_processing: Processing) -> None:

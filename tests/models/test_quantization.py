@@ -27,9 +27,9 @@ def test_each_setting_reaches_bitsandbytes_and_the_file(
     lora = LoraConfig(rank=4, quantization=kind, double_quantization=is_double)
     settings = quantization_of(lora, dtype=dtype)
     write_quantization(SimpleNamespace(config=SimpleNamespace(quantization_config=settings)), tmp_path)
-    for found in (settings, read_quantization(tmp_path)):
-        assert found is not None
-        assert found.load_in_4bit is True
-        assert found.bnb_4bit_quant_type == kind
-        assert found.bnb_4bit_use_double_quant is is_double
-        assert found.bnb_4bit_compute_dtype is dtype
+    for quantization in (settings, read_quantization(tmp_path)):
+        assert quantization is not None
+        assert quantization.load_in_4bit is True
+        assert quantization.bnb_4bit_quant_type == kind
+        assert quantization.bnb_4bit_use_double_quant is is_double
+        assert quantization.bnb_4bit_compute_dtype is dtype

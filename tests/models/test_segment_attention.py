@@ -66,8 +66,10 @@ def test_attention_by_parts_is_that_of_the_whole_mask(seed: int, dtype: torch.dt
 
     generator = torch.Generator().manual_seed(5)
     weight = torch.randn(output.shape, generator=generator, dtype=torch.float64)
-    gradients = torch.autograd.grad((output * weight.to(dtype)).sum(), (query, key, value))
-    exact_gradients = torch.autograd.grad((exact_output * weight).sum(), exact_inputs)
+    loss = (output * weight.to(dtype)).sum()
+    exact_loss = (exact_output * weight).sum()
+    gradients = torch.autograd.grad(loss, (query, key, value))
+    exact_gradients = torch.autograd.grad(exact_loss, exact_inputs)
     for gradient, exact_gradient in zip(gradients, exact_gradients, strict=True):
         relative_gap = (gradient - exact_gradient).norm() / exact_gradient.norm()
         assert float(relative_gap) < limit
@@ -79,18 +81,23 @@ def test_the_packed_mask_shows_what_the_whole_mask_shows(seed: int) -> None:
     layout = random_layout(seed, num_segments=7, longest=150)
     mask = packed_mask(layout, torch.device("cpu"))
     assert mask.kv_num_blocks.shape[2] == -(-layout.num_tokens // 128) >= 3
-    query, key, value = (tensor.detach() for tensor in tensors(layout, torch.float32))
-    expected = dense(query, key, value, layout)
-    assert float((attend_to_mask(query, key, value, mask, 0.3) - expected).abs().max()) < 1e-5
+    query, key, value = tensors(layout, torch.float32)
+    with torch.no_grad():
+        attended = attend_to_mask(query, key, value, mask, 0.3)
+        expected = dense(query, key, value, layout)
+    assert float((attended - expected).abs().max()) < 1e-5
 
 
 def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
     """(Q, K): whether any pair, and whether every pair of two blocks' tokens is visible, from the whole mask."""
-    length = -(-layout.num_tokens // 128) * 128
-    beyond = (0, length - layout.num_tokens) * 2
-    number = length // 128
-    some, every = (torch.nn.functional.pad(whole_mask(layout), beyond, value=filled) for filled in (False, True))
-    return some.view(number, 128, number, 128).any(3).any(1), every.view(number, 128, number, 128).all(3).all(1)
+    number = -(-layout.num_tokens // 128)
+    beyond = (0, 128 * number - layout.num_tokens) * 2
+    mask = whole_mask(layout)
+    filled_with_false = torch.nn.functional.pad(mask, beyond, value=False)
+    filled_with_true = torch.nn.functional.pad(mask, beyond, value=True)
+    any_pair = filled_with_false.view(number, 128, number, 128).any(3).any(1)
+    every_pair = filled_with_true.view(number, 128, number, 128).all(3).all(1)
+    return any_pair, every_pair
 
 
 @pytest.mark.parametrize(
@@ -110,13 +117,8 @@ def test_the_block_table_at_odd_starts_lists_visible_blocks(starts: tuple[int, .
     some, every = seen_by_blocks(layout)
     assert mask.full_kv_num_blocks is not None
     assert mask.full_kv_indices is not None
-    partial, full = (
-        BlockMask.from_kv_blocks(counts, indices).to_dense()[0, 0].bool()
-        for counts, indices in (
-            (mask.kv_num_blocks, mask.kv_indices),
-            (mask.full_kv_num_blocks, mask.full_kv_indices),
-        )
-    )
+    partial = BlockMask.from_kv_blocks(mask.kv_num_blocks, mask.kv_indices).to_dense()[0, 0].bool()
+    full = BlockMask.from_kv_blocks(mask.full_kv_num_blocks, mask.full_kv_indices).to_dense()[0, 0].bool()
     by_torch = BlockMask.from_kv_blocks(
         mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices
     )
@@ -137,11 +139,11 @@ def test_a_layout_is_filled_by_one_segment_that_nobody_sees() -> None:
     filled = layout.filled_to(128)
     assert filled.num_tokens % 128 == 0
     assert 0 < filled.num_tokens - layout.num_tokens < 128
-    before = whole_mask(layout)
-    after = whole_mask(filled)
-    assert torch.equal(after[: layout.num_tokens, : layout.num_tokens], before)
-    assert not after[layout.num_tokens :, : layout.num_tokens].any()
-    assert bool(after.diagonal().all())
+    mask = whole_mask(layout)
+    filled_mask = whole_mask(filled)
+    assert torch.equal(filled_mask[: layout.num_tokens, : layout.num_tokens], mask)
+    assert not filled_mask[layout.num_tokens :, : layout.num_tokens].any()
+    assert bool(filled_mask.diagonal().all())
     assert filled.filled_to(128) is filled
 
 
@@ -151,7 +153,7 @@ def test_compiled_attention_is_compiled_once_for_6_layouts() -> None:
     calls: list[torch.fx.Node] = []
 
     def counting(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
-        (call,) = (node for node in graph.graph.nodes if node.target is FLEX)
+        (call,) = [node for node in graph.graph.nodes if node.target is FLEX]
         calls.append(call)
         return graph
 
@@ -160,7 +162,7 @@ def test_compiled_attention_is_compiled_once_for_6_layouts() -> None:
         for seed, longest in enumerate((40, 90, 150, 60, 200, 120)):
             layout = random_layout(seed, num_segments=7, longest=longest).filled_to(128)
             assert layout.num_tokens > 128
-            query, key, value = (tensor.detach() for tensor in tensors(layout, torch.float32))
+            query, key, value = tensors(layout, torch.float32)
             mask = packed_mask(layout, torch.device("cpu"))
             attended = attend(query, key, value, mask, 0.3)
             expected = dense(query, key, value, layout)

@@ -34,8 +34,8 @@ def leave_one_out(rewards: Sequence[float], size: int) -> list[float]:
     result = []
     for index, reward in enumerate(rewards):
         start = index // size * size
-        others = [rewards[other] for other in range(start, start + size) if other != index]
-        result.append(reward - sum(others) / len(others))
+        other_rewards = [rewards[place] for place in range(start, start + size) if place != index]
+        result.append(reward - sum(other_rewards) / len(other_rewards))
     return result
 
 
@@ -76,11 +76,14 @@ def hindsight(rewards: Sequence[float], deltas: Rows, size: int) -> Rows:
     result = []
     for index, (reward, delta) in enumerate(zip(rewards, deltas, strict=True)):
         start = index // size * size
-        others = [rewards[other] for other in range(start, start + size) if other != index]
-        rate = (sum(others) + 0.5) / size
+        other_rewards = [rewards[place] for place in range(start, start + size) if place != index]
+        rate = (sum(other_rewards) + 0.5) / size
         sigma = math.sqrt(rate * (1 - rate) * size / (size - 1))
-        values = [1 / (1 + (1 - rate) / rate * math.exp(-sum(delta[:token]))) for token in range(len(delta))]
-        result.append((reward - numpy.array(values)) / sigma)
+        values = numpy.zeros(len(delta))
+        for token in range(len(delta)):
+            odds_against = (1 - rate) / rate * math.exp(-sum(delta[:token]))
+            values[token] = 1 / (1 + odds_against)
+        result.append((reward - values) / sigma)
     return result
 
 
@@ -216,7 +219,11 @@ def residual_advantages(
             else:
                 tokens.append((0.0, selected))
         rows.append(tokens)
-    return [numpy.array([value * num_tokens / max(counts[kind], 1) for value, kind in tokens]) for tokens in rows]
+    factors = {kind: num_tokens / max(count, 1) for kind, count in counts.items()}
+    result = []
+    for tokens in rows:
+        result.append(numpy.array([value * factors[selected] for value, selected in tokens]))
+    return result
 
 
 def spread(advantages: Sequence[float], lengths: Sequence[int]) -> Rows:
@@ -283,16 +290,24 @@ def divergences(student: Tensor, teacher: Tensor, settings: Divergence) -> Tenso
     of_student = student.double().softmax(dim=1)
     of_teacher = teacher.double().softmax(dim=1)
     if settings.top is not None:
-        kept = of_student.detach().topk(settings.top, dim=1).indices
-        of_student, of_teacher = (
-            torch.cat([probs.gather(1, kept), 1 - probs.gather(1, kept).sum(dim=1, keepdim=True)], dim=1)
-            for probs in (of_student, of_teacher)
-        )
+        top_tokens = of_student.detach().topk(settings.top, dim=1).indices
+        of_student = _with_tail(of_student, top_tokens)
+        of_teacher = _with_tail(of_teacher, top_tokens)
     if settings.kind == "forward_kl":
-        return (of_teacher * (of_teacher.log() - of_student.log())).sum(dim=1).float()
+        return _kl(of_teacher, of_student).float()
     middle = (of_student + of_teacher) / 2
-    parts = [(probs * (probs.log() - middle.log())).sum(dim=1) for probs in (of_teacher, of_student)]
-    return (0.5 * parts[0] + 0.5 * parts[1]).float()
+    return (0.5 * _kl(of_teacher, middle) + 0.5 * _kl(of_student, middle)).float()
+
+
+def _with_tail(probs: Tensor, top_tokens: Tensor) -> Tensor:
+    """The probabilities of these tokens, and in a last column what all others have together."""
+    of_top = probs.gather(1, top_tokens)
+    tail = 1 - of_top.sum(dim=1, keepdim=True)
+    return torch.cat([of_top, tail], dim=1)
+
+
+def _kl(probs: Tensor, other_probs: Tensor) -> Tensor:
+    return (probs * (probs.log() - other_probs.log())).sum(dim=1)
 
 
 def sureness(teacher_logits: Tensor, divergence: Divergence) -> Tensor:

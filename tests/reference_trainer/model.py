@@ -38,12 +38,14 @@ class Prompts:
 
     def encode(self, problem: Problem, shown: str | None = None) -> dict[str, Tensor]:
         text = problem.question if shown is None else f"{problem.question}\nHere is a sample answer: {shown}"
-        content = [{"type": "image"} for _ in problem.images] + [{"type": "text", "text": text}]
-        prompt = self._processor.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        )
-        pixels: dict[str, Any] = {"images": list(problem.images)} if problem.images else {}
-        return dict(self._processor(text=[prompt], return_tensors="pt", return_mm_token_type_ids=True, **pixels))
+        content: list[dict[str, str]] = [{"type": "image"} for _ in problem.images]
+        content.append({"type": "text", "text": text})
+        messages = [{"role": "user", "content": content}]
+        prompt = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        inputs: dict[str, Any] = {"text": [prompt]}
+        if problem.images:
+            inputs["images"] = list(problem.images)
+        return dict(self._processor(**inputs, return_tensors="pt", return_mm_token_type_ids=True))
 
     def response_ids(self, response: Response) -> list[int]:
         ids = self._processor.tokenizer(response.text, add_special_tokens=False)["input_ids"]

@@ -241,21 +241,29 @@ class ReferenceTrainer:
             if right is None:
                 deltas.append(numpy.zeros(len(row.ids)))
                 continue
-            first = self._log_probs(self.teacher, self.prompts.encode(problem, right), row.ids)
+            right_side = self._teacher_log_probs(row, right)
             wrong = [] if one_sided else _wrong_texts(group, row.place, self.settings)
-            sides = [self._log_probs(self.teacher, self.prompts.encode(problem, text), row.ids) for text in wrong]
-            deltas.append(first - (numpy.log(numpy.mean(numpy.exp(sides), axis=0)) if sides else row.old))
+            if wrong:
+                probabilities = numpy.exp([self._teacher_log_probs(row, text) for text in wrong])
+                wrong_side = numpy.log(numpy.mean(probabilities, axis=0))
+            else:
+                wrong_side = row.old
+            deltas.append(right_side - wrong_side)
         return deltas
+
+    def _teacher_log_probs(self, row: Row, text: str) -> Any:
+        prompt = self.prompts.encode(self.problems[row.group], text)
+        return self._log_probs(self.teacher, prompt, row.ids)
 
     def _sides(self, row: Row, step: int) -> equations.Sides:
         """log P(with the right answer) and log P(with the wrong one); None unless there are both."""
         problem = self.problems[row.group]
         group = problem.responses[step]
-        texts = [_right_texts(problem, group, self.settings)[row.place], _wrong_text(group, self.settings)]
-        if None in texts:
+        right = _right_texts(problem, group, self.settings)[row.place]
+        wrong = _wrong_text(group, self.settings)
+        if right is None or wrong is None:
             return None
-        right, wrong = (self._log_probs(self.teacher, self.prompts.encode(problem, text), row.ids) for text in texts)
-        return right, wrong
+        return self._teacher_log_probs(row, right), self._teacher_log_probs(row, wrong)
 
     def _consult(self, rows: list[Row], step: int) -> None:
         for row in rows:
@@ -268,8 +276,10 @@ class ReferenceTrainer:
 
     def _updates(self, rows: list[Row]) -> list[list[Row]]:
         size = self.settings.prompts_per_update
-        groups = range(0, len(self.problems), size)
-        return [[row for row in rows if start <= row.group < start + size] for start in groups]
+        updates: list[list[Row]] = []
+        for start in range(0, len(self.problems), size):
+            updates.append([row for row in rows if start <= row.group < start + size])
+        return updates
 
     def _update(self, rows: list[Row], step: int) -> None:
         for group in self.optimizer.param_groups:
@@ -324,10 +334,12 @@ class ReferenceTrainer:
             lengths = [len(row.ids) for row in part]
             for row in part:
                 values = self.critic.values(row.prompt, row.ids)
-                old, target = (torch.tensor(array, dtype=torch.float32) for array in (row.values, row.target))
+                old = torch.tensor(row.values, dtype=torch.float32)
+                target = torch.tensor(row.target, dtype=torch.float32)
                 near = old + (values - old).clamp(-clip, clip)
                 losses = torch.maximum((values - target) ** 2, (near - target) ** 2) / 2
-                (losses.sum() * equations.token_weight(len(row.ids), lengths, self.settings)).backward()
+                weight = equations.token_weight(len(row.ids), lengths, self.settings)
+                (losses.sum() * weight).backward()
             torch.nn.utils.clip_grad_norm_(list(self.critic.parameters()), self.settings.max_norm)
             self.critic_optimizer.step()
 
@@ -348,10 +360,9 @@ def _right_texts(problem: Problem, group: Sequence[Response], settings: Settings
     if settings.right_source == "ground_truth":
         return [problem.truth] * len(group)
     result: list[str | None] = []
-    for own in range(len(group)):
-        peers = [
-            index for index, peer in enumerate(group) if peer.right and (index != own or not settings.exclude_self)
-        ]
+    right_places = [place for place, peer in enumerate(group) if peer.right]
+    for place in range(len(group)):
+        peers = [peer for peer in right_places if peer != place or not settings.exclude_self]
         best = max(peers, key=lambda index: (group[index].reward, -index), default=None)
         result.append(None if best is None else _shown(group[best], settings.right_source))
     return result
@@ -373,9 +384,9 @@ def _wrong_texts(group: Sequence[Response], own: int, settings: Settings) -> lis
         return [] if text is None else [text]
     if settings.method not in ("rlcsd", "rlcsd_released"):
         return []
-    others = [peer for place, peer in enumerate(group) if place != own and not peer.right]
-    shown = [_shown(peer, settings.wrong_source) for peer in sorted(others, key=lambda peer: peer.reward)]
-    texts = [text for text in shown if text is not None]
+    wrong_peers = [peer for place, peer in enumerate(group) if place != own and not peer.right]
+    answers = [_shown(peer, settings.wrong_source) for peer in sorted(wrong_peers, key=lambda peer: peer.reward)]
+    texts = [text for text in answers if text is not None]
     return list(dict.fromkeys(texts))[: settings.num_wrong]
 
 

@@ -147,9 +147,9 @@ def test_a_finding_has_its_figure_responses_and_one_thing_to_try() -> None:
     assert finding.figure == f"All {STEPS * GROUPS * SIZE} responses have the reward 0."
     assert len(finding.evidence) == 3
     assert "Try: call the reward function" in finding.line()
-    shown = findings_section([finding])
-    assert not shown.closed
-    assert len(shown.responses) == 3
+    section = findings_section([finding])
+    assert not section.closed
+    assert len(section.responses) == 3
 
 
 def test_dead_groups_are_told_by_difficulty() -> None:

@@ -197,9 +197,9 @@ def test_the_theme_is_switched_and_the_address_copied(browser: Browser, tmp_path
 def test_the_first_screen_tells_the_result_with_errors(browser: Browser, tmp_path: Path) -> None:
     """Of 100 samples 36 and then 50 are right, greedy 0 of 8 and then 8: Wilson's errors have a width at both."""
     counts = {"val/num_samples": 100, "val/num_greedy_samples": 8}
-    before = {"val/accuracy": 0.36, "val/greedy_accuracy": 0.0, **counts}
-    after = {"val/accuracy": 0.5, "val/greedy_accuracy": 1.0, **counts}
-    folder = write_run(tmp_path / "run", [(0, before), (1, after)], groups=[mixed_group(1)])
+    first_metrics = {"val/accuracy": 0.36, "val/greedy_accuracy": 0.0, **counts}
+    last_metrics = {"val/accuracy": 0.5, "val/greedy_accuracy": 1.0, **counts}
+    folder = write_run(tmp_path / "run", [(0, first_metrics), (1, last_metrics)], groups=[mixed_group(1)])
     opened = Opened(browser, write_report(folder))
     sampled, greedy = opened.page.locator(".results p").all_text_contents()
     assert sampled == (
@@ -308,10 +308,10 @@ def test_text_of_models_and_data_stays_text(browser: Browser, tmp_path: Path) ->
     page = opened.page
     assert page.evaluate("window.hacked") is None
     assert page.locator("#panels img, #panels script").count() == 0
-    shown = page.locator("#panels .tokens").first.locator("span").all_text_contents()
-    assert shown[:3] == ["<script>window.hacked = 1</script>", "⟨U+202E⟩abc", "⟨U+0007⟩"]
-    assert shown[3] == "\\ud800"  # as the trace has it
-    assert shown[4] == "a" * 100_000
+    token_texts = page.locator("#panels .tokens").first.locator("span").all_text_contents()
+    assert token_texts[:3] == ["<script>window.hacked = 1</script>", "⟨U+202E⟩abc", "⟨U+0007⟩"]
+    assert token_texts[3] == "\\ud800"  # as the trace has it
+    assert token_texts[4] == "a" * 100_000
     assert "onerror" in opened.text("#rollout")
     assert opened.is_quiet()
 
@@ -351,8 +351,9 @@ def test_charts_and_tables_have_the_numbers_of_the_metrics(browser: Browser, tmp
     drawn: list[list[float]] = []
     for item in re.findall(r'<script type="application/json">(.*?)</script>', text, flags=re.DOTALL):
         drawn += lists_of_numbers(json.loads(item))
-    values_of = {name: [row[name] for _, row in rows] for name in METRICS}
+    values_of: dict[str, list[float]] = {}
     for name in METRICS:
+        values_of[name] = [row[name] for _, row in rows]
         if name not in ("reward/std", "timing_s/step"):
             assert values_of[name] in drawn, name
     opened = Opened(browser, page)
@@ -397,9 +398,9 @@ def test_the_page_of_a_comparison_opens_quietly(browser: Browser, tmp_path: Path
     assert opened.text(".headline").startswith("cepo is behind grpo by 20.0 points (95 % interval ")
     result, differing = opened.page.locator("table").all()
     assert "onerror=alert(1)>0" in (differing.text_content() or "")
-    after = result.locator("thead th").all_text_contents().index("after") + 1
-    column = result.locator(f"tbody tr td:nth-child({after})")
+    number_of_column = result.locator("thead th").all_text_contents().index("after") + 1
+    column = result.locator(f"tbody tr td:nth-child({number_of_column})")
     values = [float(str(cell.get_attribute("data-value"))) for cell in column.all()]
     assert values == pytest.approx([45.0, 25.0])
-    result.locator(f"thead th:nth-child({after}) button").click()
+    result.locator(f"thead th:nth-child({number_of_column}) button").click()
     assert column.first.text_content() == "25.00 ± 5.00"

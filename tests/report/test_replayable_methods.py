@@ -137,9 +137,9 @@ def test_a_side_that_was_dropped_with_the_other_is_unknown(fallback: str, has_rl
 
 def test_what_no_teacher_could_be_shown_is_nobodys(tmp_path: Path) -> None:
     """An answer without room is missing in every method's context, so that rlsd has no evidence there either."""
-    first, *others = pair(CORRECT)
+    first, *peers = pair(CORRECT)
     first = without(first, "correct", reference=False)
-    assert "hindsight" in drawn(tmp_path, "  adv_estimator: rlsd\n", [group(1, [first, *others])])
+    assert "hindsight" in drawn(tmp_path, "  adv_estimator: rlsd\n", [group(1, [first, *peers])])
 
 
 def test_a_problem_without_images_has_no_masked_view(tmp_path: Path) -> None:

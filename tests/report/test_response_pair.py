@@ -50,18 +50,18 @@ def test_what_is_named_is_the_whole_word_of_a_token() -> None:
     assert second.place == 0
     assert contrast.low == pytest.approx(0.5)
     assert contrast.high == pytest.approx(1.5)
-    shown = first.rows[0].tokens
-    assert [token.percent for token in shown] == [100, 0, 0, 0, 80, 80, 100]
-    assert [token.side for token in shown][4:] == ["more", "less", "less"]
+    drawn_tokens = first.rows[0].tokens
+    assert [token.percent for token in drawn_tokens] == [100, 0, 0, 0, 80, 80, 100]
+    assert [token.side for token in drawn_tokens][4:] == ["more", "less", "less"]
 
 
 def test_credit_of_the_other_sign_has_the_other_colour() -> None:
     """Shares of 4, 1 and -1: the span ends at 2, so that 4 is full, 1 white, and -1 full in the other colour."""
     response = credited([-4.0, -1.0, 1.0], list("abc"), right=False)
     [side] = contrast_of(group(1, [response]), [0], method="x", uniform_advantages=[-1.0]).sides
-    shown = side.rows[0].tokens
-    assert [token.side for token in shown] == ["less", "more", "more"]
-    assert [token.percent for token in shown] == [100, 0, 100]
+    drawn_tokens = side.rows[0].tokens
+    assert [token.side for token in drawn_tokens] == ["less", "more", "more"]
+    assert [token.percent for token in drawn_tokens] == [100, 0, 100]
 
 
 @pytest.mark.parametrize("advantages", [[0.0, 0.0, 0.0], [1.0, -1.0, 0.0], [float("nan"), 1.0, 1.0]])

@@ -24,10 +24,20 @@ def method_run(
     folder: Path, estimator: str, seed: int, accuracies: Sequence[float], extra: str = "", seconds: float = 2.0
 ) -> Path:
     """A run with a validation every 10 steps from step 0 on, and a step of `seconds` before each but the first."""
-    own = f"algorithm:\n  adv_estimator: {estimator}\ntrainer:\n  seed: {seed}\n  experiment_name: {folder.name}\n"
-    timed = {False: {}, True: {"timing_s/step": seconds}}
-    rows = [(step, values | timed[step > 0]) for step, values in validated(*accuracies, every=10)]
-    return write_run(folder, rows, config=own + extra)
+    config = f"algorithm:\n  adv_estimator: {estimator}\ntrainer:\n  seed: {seed}\n  experiment_name: {folder.name}\n"
+    rows: list[tuple[int, dict[str, float]]] = []
+    for step, values in validated(*accuracies, every=10):
+        timing = {"timing_s/step": seconds} if step > 0 else {}
+        rows.append((step, values | timing))
+    return write_run(folder, rows, config=config + extra)
+
+
+def runs_with_seeds(folder: Path, estimator: str, *last_accuracies: float) -> list[Path]:
+    """One run for each accuracy after training, with the seeds 0, 1, ...; before it the accuracy is 30 %."""
+    runs: list[Path] = []
+    for seed, accuracy in enumerate(last_accuracies):
+        runs.append(method_run(folder / f"{estimator}-{seed}", estimator, seed, (0.3, accuracy)))
+    return runs
 
 
 def figure(mean: float, error: float | None = None) -> Cell:
@@ -43,8 +53,12 @@ def cells(folders: Sequence[Path], name: str) -> list[Cell | str]:
 
 def test_three_seeds_of_40_50_60_percent_have_error_6_points(tmp_path: Path) -> None:
     """The error is 10 / sqrt(3); the single run's is Wilson's, sqrt(0.4 * 0.6 / 100 + 1 / 200^2) / 1.01."""
-    folders = [method_run(tmp_path / f"c{k}", "cepo", k, (0.3, 0.7, end)) for k, end in enumerate((0.4, 0.5, 0.6))]
-    folders.append(method_run(tmp_path / "g", "grpo", 9, (0.3, 0.35, 0.4), seconds=3.0))
+    folders = [
+        method_run(tmp_path / "c0", "cepo", 0, (0.3, 0.7, 0.4)),
+        method_run(tmp_path / "c1", "cepo", 1, (0.3, 0.7, 0.5)),
+        method_run(tmp_path / "c2", "cepo", 2, (0.3, 0.7, 0.6)),
+        method_run(tmp_path / "g", "grpo", 9, (0.3, 0.35, 0.4), seconds=3.0),
+    ]
     table = compare_runs(folders).table()
     cepo, grpo = table.rows
     assert cepo.name == "cepo"
@@ -68,16 +82,17 @@ def test_three_seeds_of_40_50_60_percent_have_error_6_points(tmp_path: Path) -> 
 
 def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     """Seeds 0, 1, 2 rise from 40, 50, 60 to 42, 53, 64: by 3 points with error 1 / sqrt(3), though seeds vary by 10."""
-    first = [method_run(tmp_path / f"g{k}", "grpo", k, (0.3, 0.4 + 0.1 * k)) for k in range(3)]
-    second = [method_run(tmp_path / f"c{k}", "cepo", k, (0.3, 0.42 + 0.11 * k)) for k in (2, 0, 1)]
-    (_, difference) = cells([*first, *second], "difference")
+    grpo = runs_with_seeds(tmp_path, "grpo", 0.4, 0.5, 0.6)
+    seed_0, seed_1, seed_2 = runs_with_seeds(tmp_path, "cepo", 0.42, 0.53, 0.64)
+    folders = [*grpo, seed_2, seed_0, seed_1]
+    (_, difference) = cells(folders, "difference")
     assert difference == figure(3.0, 1 / math.sqrt(3))
-    assert compare_runs([*first, *second]).table().title.endswith("± standard error over runs")
+    assert compare_runs(folders).table().title.endswith("± standard error over runs")
 
 
 def test_a_single_pair_has_the_error_of_independent_samples(tmp_path: Path) -> None:
     """Of 100 samples 40 and 50 are right: Wilson's errors are 4.876 and 4.975 points, and hypot(4.876, 4.975) is 6.966."""
-    folders = [method_run(tmp_path / name, name, 0, (0.3, after)) for name, after in (("grpo", 0.4), ("cepo", 0.5))]
+    folders = [*runs_with_seeds(tmp_path, "grpo", 0.4), *runs_with_seeds(tmp_path, "cepo", 0.5)]
     (_, difference) = cells(folders, "difference")
     assert difference == figure(10.0, 100 * math.sqrt((0.24 + 0.25) / 100 + 2 / 200**2) / 1.01)
 
@@ -87,40 +102,38 @@ def test_the_verdict_of_paired_seeds_has_students_interval(tmp_path: Path) -> No
 
     4.303 * 0.577 = 2.48, so that the interval is 0.5 to 5.5. Of differences -1, 3 and 7 it is 3 ± 4.303 * 4 / sqrt(3).
     """
-    first = [method_run(tmp_path / f"g{k}", "grpo", k, (0.3, 0.4)) for k in range(3)]
-    second = [method_run(tmp_path / f"c{k}", "cepo", k, (0.3, 0.42 + 0.01 * k)) for k in range(3)]
-    third = [method_run(tmp_path / f"r{k}", "rlsd", k, (0.3, 0.39 + 0.04 * k)) for k in range(3)]
+    grpo = runs_with_seeds(tmp_path, "grpo", 0.4, 0.4, 0.4)
+    cepo = runs_with_seeds(tmp_path, "cepo", 0.42, 0.43, 0.44)
+    rlsd = runs_with_seeds(tmp_path, "rlsd", 0.39, 0.43, 0.47)
     ahead = "is ahead of grpo by 3.0 points (95 % interval +0.5 to +5.5): 43.0 % against 40.0 % after training."
-    assert compare_runs([*first, *second]).headline == f"cepo {ahead}"
-    assert compare_runs([*second, *first]).headline == (
+    assert compare_runs([*grpo, *cepo]).headline == f"cepo {ahead}"
+    assert compare_runs([*cepo, *grpo]).headline == (
         "grpo is behind cepo by 3.0 points (95 % interval -5.5 to -0.5): 40.0 % against 43.0 % after training."
     )
-    assert compare_runs([*first, *third]).headline == (
+    assert compare_runs([*grpo, *rlsd]).headline == (
         "rlsd and grpo cannot be told apart: +3.0 points (95 % interval -6.9 to +12.9), "
         "43.0 % against 40.0 % after training."
     )
-    assert compare_runs([*first, *second, *third]).headline == (
+    assert compare_runs([*grpo, *cepo, *rlsd]).headline == (
         "Of 3 settings, cepo ends highest, at 43.0 %. From grpo: cepo +3.0 points (95 % interval +0.5 to +5.5); "
         "rlsd +3.0 points (95 % interval -6.9 to +12.9)."
     )
-    assert compare_runs(second).headline == "cepo reaches 43.0 ± 0.6 % held-out accuracy in 3 runs."
+    assert compare_runs(cepo).headline == "cepo reaches 43.0 ± 0.6 % held-out accuracy in 3 runs."
 
 
 def test_a_verdict_over_single_runs_says_what_it_leaves_out(tmp_path: Path) -> None:
     """Wilson's errors of 4.876 and 4.975 points: 1.96 hypot(4.876, 4.975) = 13.7. Without counts no error is known."""
-    folders = [method_run(tmp_path / name, name, 0, (0.3, after)) for name, after in (("grpo", 0.4), ("cepo", 0.5))]
+    folders = [*runs_with_seeds(tmp_path, "grpo", 0.4), *runs_with_seeds(tmp_path, "cepo", 0.5)]
     comparison = compare_runs(folders)
     assert comparison.headline.startswith(
         "cepo and grpo cannot be told apart: +10.0 points (95 % interval -3.7 to +23.7)"
     )
     assert comparison.cautions[-1].startswith("Each setting has one run: intervals cover the sampling of responses")
     assert comparison.table().title.endswith("± standard error over problems")
-    uncounted = [
-        write_run(
-            tmp_path / f"u-{name}", [(1, {"val/accuracy": value})], config=f"algorithm:\n  adv_estimator: {name}\n"
-        )
-        for name, value in (("grpo", 0.4), ("cepo", 0.5))
-    ]
+    uncounted: list[Path] = []
+    for name, accuracy in (("grpo", 0.4), ("cepo", 0.5)):
+        config = f"algorithm:\n  adv_estimator: {name}\n"
+        uncounted.append(write_run(tmp_path / f"u-{name}", [(1, {"val/accuracy": accuracy})], config=config))
     assert compare_runs(uncounted).headline == (
         "cepo ends 10.0 points above grpo, with an unknown error: 50.0 % against 40.0 % after training."
     )
@@ -186,8 +199,8 @@ def test_only_what_can_change_training_tells_runs_apart(tmp_path: Path) -> None:
     comparison = compare_runs(folders)
     assert comparison.differing == {}
     assert [setting.label for setting in comparison.settings] == ["cepo"]
-    other = method_run(tmp_path / "c", "cepo", 2, (0.3, 0.4), paths.format("/home/mine", "models/large"))
-    assert list(compare_runs([*folders, other]).differing) == ["worker.actor.model.model_path"]
+    with_another_model = method_run(tmp_path / "c", "cepo", 2, (0.3, 0.4), paths.format("/home/mine", "models/large"))
+    assert list(compare_runs([*folders, with_another_model]).differing) == ["worker.actor.model.model_path"]
 
 
 def test_one_data_set_in_two_folders_is_one_setting(tmp_path: Path) -> None:
@@ -208,12 +221,12 @@ def test_runs_that_differ_much_are_numbered_and_fit_80_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two cepo runs; the settings of grpo's own section do not count as differences from cepo."""
-    more = "data:\n  max_response_length: {}\nworker:\n  actor:\n    optim:\n      lr: {}\n"
-    own = "algorithm:\n  adv_estimator: grpo\n  grpo:\n    ddof: 1\n"
+    of_data_and_rate = "data:\n  max_response_length: {}\nworker:\n  actor:\n    optim:\n      lr: {}\n"
+    of_grpo = "algorithm:\n  adv_estimator: grpo\n  grpo:\n    ddof: 1\n"
     folders = [
-        method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4), more.format(64, 0.1)),
-        method_run(tmp_path / "b", "cepo", 1, (0.3, 0.4), more.format(32, 0.2)),
-        write_run(tmp_path / "c", validated(0.0), config=own + more.format(32, 0.2)),
+        method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4), of_data_and_rate.format(64, 0.1)),
+        method_run(tmp_path / "b", "cepo", 1, (0.3, 0.4), of_data_and_rate.format(32, 0.2)),
+        write_run(tmp_path / "c", validated(0.0), config=of_grpo + of_data_and_rate.format(32, 0.2)),
     ]
     comparison = compare_runs(folders)
     assert [setting.label for setting in comparison.settings] == ["cepo (1)", "cepo (2)", "grpo"]
@@ -291,28 +304,31 @@ def test_the_table_reads_alike_in_all_its_forms(tmp_path: Path) -> None:
     table = compare_runs(folders).table()
     for ending in ("md", "tex", "json"):
         write_table(table, tmp_path / f"table.{ending}")
-    read = {path.suffix: path.read_text("utf-8") for path in tmp_path.glob("table.*")}
-    assert r"| cepo, train\_files=a\|b\_50%\* | 1 | 10 |" in read[".md"]
-    assert r"cepo, train\_files=a|b\_50\%* & 1 & 10 & 30.00$_{\pm4.56}$ & 40.00$_{\pm4.88}$ &" in read[".tex"]
-    assert r"\textbf{50.00}$_{\pm4.98}$" in read[".tex"]
-    assert read[".tex"].count(r"\begin{tabular}") == read[".tex"].count(r"\end{tabular}") == 1
-    exact = json.loads(read[".json"])
+    texts = {path.suffix: path.read_text("utf-8") for path in tmp_path.glob("table.*")}
+    assert r"| cepo, train\_files=a\|b\_50%\* | 1 | 10 |" in texts[".md"]
+    assert r"cepo, train\_files=a|b\_50\%* & 1 & 10 & 30.00$_{\pm4.56}$ & 40.00$_{\pm4.88}$ &" in texts[".tex"]
+    assert r"\textbf{50.00}$_{\pm4.98}$" in texts[".tex"]
+    assert texts[".tex"].count(r"\begin{tabular}") == texts[".tex"].count(r"\end{tabular}") == 1
+    exact = json.loads(texts[".json"])
     assert exact["rows"][1]["difference"]["mean"] == pytest.approx(10.0)
 
 
 def test_cepo_compare_writes_table_page_and_curves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = [str(method_run(tmp_path / f"r{k}", "cepo", k, (0.3, 0.4 + 0.1 * k))) for k in range(2)]
-    outs = [tmp_path / "docs" / name for name in ("table.md", "page.html", "curves.png")]
+    folders = runs_with_seeds(tmp_path, "cepo", 0.4, 0.5)
+    table = tmp_path / "docs" / "table.md"
+    page = tmp_path / "docs" / "page.html"
+    curves = tmp_path / "docs" / "curves.png"
     monkeypatch.setenv("COLUMNS", "160")
-    assert main(["compare", *folders, *(text for out in outs for text in ("--out", str(out)))]) == 0
+    outs = ["--out", str(table), "--out", str(page), "--out", str(curves)]
+    assert main(["compare", *map(str, folders), *outs]) == 0
     printed = capsys.readouterr().out
-    assert "| cepo | 2 |" in outs[0].read_text("utf-8")
-    page = outs[1].read_text("utf-8")
-    assert "Comparison of 2 runs" in page
-    assert "http://" not in page.partition("<script>")[0]
-    assert report_pixels(outs[2]).std() > 0.02
+    assert "| cepo | 2 |" in table.read_text("utf-8")
+    html = page.read_text("utf-8")
+    assert "Comparison of 2 runs" in html
+    assert "http://" not in html.partition("<script>")[0]
+    assert report_pixels(curves).std() > 0.02
     assert "curves.png" in printed
     assert "45.00 ± 5.00" in printed
 

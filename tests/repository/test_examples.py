@@ -108,8 +108,8 @@ def test_every_example_with_a_yaml_file_is_trained_here() -> None:
 
     That of a model with eyes is trained in test_eyes.py.
     """
-    found = {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*.yaml")}
-    assert found == {*TRAINED, "reward_function/judged.yaml", "sft_first/after_sft.yaml", "eyes/eyes.yaml"}
+    configurations = {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*.yaml")}
+    assert configurations == {*TRAINED, "reward_function/judged.yaml", "sft_first/after_sft.yaml", "eyes/eyes.yaml"}
 
 
 @pytest.mark.heavy
@@ -176,9 +176,13 @@ def test_the_custom_dataset_trains(elsewhere: Path) -> None:
     assert step["distillation/divergence"] > 0
     assert any("val/accuracy" in row for row in rows)
     recorded = read_rollouts(elsewhere / "run")
-    shown = {text for group in recorded for rollout in group.rollouts for text in rollout.references.values()}
-    solutions = [json.loads(line)["solution"] for line in (EXAMPLES / "custom_dataset" / "train.jsonl").open()]
-    assert shown & set(solutions)
+    references: set[str] = set()
+    for prompt_group in recorded:
+        for recorded_rollout in prompt_group.rollouts:
+            references.update(recorded_rollout.references.values())
+    lines = (EXAMPLES / "custom_dataset" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    solutions = {json.loads(line)["solution"] for line in lines}
+    assert references & solutions
 
 
 @pytest.mark.parametrize("name", METHOD_FILES)
@@ -204,13 +208,16 @@ def test_a_method_of_the_examples_has_at_most_40_lines(name: str) -> None:
 def test_a_token_that_the_image_explains_counts_more() -> None:
     """A = 0.5 / (sqrt(0.5) + 1e-6); delta = log 2 is clipped at 1.3 for A > 0, and exp(-log 2) at 0.7 for A < 0."""
     load_plugin(METHOD_FILES["visible"])
-    blind = {"blind": torch.full((2, 1), -1.0 - math.log(2))}
-    batch = token_batch([1.0, 0.0], [0, 0], lengths=[1, 1], old=-torch.ones(2, 1), views=blind)
+    old = -torch.ones(2, 1)
+    views = {"blind": old - math.log(2)}
+    batch = token_batch([1.0, 0.0], [0, 0], lengths=[1, 1], old=old, views=views)
     plain = 0.5 / (math.sqrt(0.5) + 1e-6)
-    found = build_estimator("visible").signal(batch, step=0).advantages
-    torch.testing.assert_close(found, torch.tensor([[1.3 * plain], [-0.7 * plain]]))
-    never = build_estimator("visible", {"weight": {"clip_radius": 0.0}}).signal(batch, step=0).advantages
-    assert same_bits(never, build_estimator("grpo").signal(batch, step=0).advantages)
+    visible = build_estimator("visible").signal(batch, step=0)
+    expected = torch.tensor([[1.3 * plain], [-0.7 * plain]])
+    torch.testing.assert_close(visible.advantages, expected)
+    without_radius = build_estimator("visible", {"weight": {"clip_radius": 0.0}}).signal(batch, step=0)
+    grpo = build_estimator("grpo").signal(batch, step=0)
+    assert same_bits(without_radius.advantages, grpo.advantages)
 
 
 def test_the_control_pushes_down_a_fifth_of_a_responses_tokens() -> None:
@@ -218,9 +225,9 @@ def test_the_control_pushes_down_a_fifth_of_a_responses_tokens() -> None:
     load_plugin(METHOD_FILES["low_probability_control"])
     old = torch.tensor([[-1.0, -3.0, -2.0, -0.5, -0.1, 0.0], [-4.0, -1.0, -5.0, -0.5, -0.1, -0.2]])
     batch = token_batch([1.0, 1.0], [0, 0], lengths=[5, 6], old=old, views={})
-    found = build_estimator("low_probability_control").signal(batch, step=0)
-    assert found.advantages.tolist() == [[0.0, -0.5, 0.0, 0.0, 0.0, 0.0], [-0.5, 0.0, -0.5, 0.0, 0.0, 0.0]]
-    assert results(found.metrics)["control/log_prob_of_rare_tokens"] == -4.0
+    signal = build_estimator("low_probability_control").signal(batch, step=0)
+    assert signal.advantages.tolist() == [[0.0, -0.5, 0.0, 0.0, 0.0, 0.0], [-0.5, 0.0, -0.5, 0.0, 0.0, 0.0]]
+    assert results(signal.metrics)["control/log_prob_of_rare_tokens"] == -4.0
 
 
 def signal_of(blamed: list[float], **settings: Any) -> Tensor:
@@ -251,10 +258,10 @@ def test_radius_0_or_no_reference_gives_grpo_bit_for_bit() -> None:
 def test_only_the_wrong_answer_reads_itself() -> None:
     load_plugin(METHOD_FILE)
     wrong = [rollout(1, 0.0, "40"), rollout(2, 0.0, None), rollout(3, 0.0, "70.0", equal=True)]
-    these = group(rollout(0, 1.0, "70", correct=True), *wrong)
-    references = build_estimator("my_method").references(these)["blamed"]
-    found = [reference and (reference.text, reference.source_index) for reference in references]
-    assert found == [None, ("40", 1), None, None]
+    prompt_group = group(rollout(0, 1.0, "70", correct=True), *wrong)
+    references = build_estimator("my_method").references(prompt_group)["blamed"]
+    texts_and_sources = [reference and (reference.text, reference.source_index) for reference in references]
+    assert texts_and_sources == [None, ("40", 1), None, None]
 
 
 def scorer(name: str, **settings: Any) -> Callable[..., list[dict[str, float]]]:
@@ -289,9 +296,13 @@ def test_the_r1v_and_math_rewards_weigh_answer_and_form(
     reward: str, response: str, accuracy: float, form: float
 ) -> None:
     """One half each, or 0.9 and 0.1, unless `format_weight` says otherwise."""
-    own = {"r1v": 0.5, "math": 0.1}[reward]
+    usual_weight = {"r1v": 0.5, "math": 0.1}[reward]
     (score,) = scorer(reward)([sample(response)])
-    assert score == {"overall": (1 - own) * accuracy + own * form, "accuracy": accuracy, "format": form}
+    assert score == {
+        "overall": (1 - usual_weight) * accuracy + usual_weight * form,
+        "accuracy": accuracy,
+        "format": form,
+    }
     (score,) = scorer(reward, format_weight=0.25)([sample(response)])
     assert score["overall"] == 0.75 * accuracy + 0.25 * form
 
@@ -303,10 +314,10 @@ def test_the_r1v_and_math_rewards_weigh_answer_and_form(
 def test_the_rounded_reward_reads_the_prompt_and_a_column(
     answer: str, prompt: str, columns: dict[str, float], accuracy: float
 ) -> None:
-    asked = sample(rf"\boxed{{{answer}}}") | {"ground_truth": "34.6", "prompt": prompt} | columns
-    assert scorer("rounded")([asked])[0]["accuracy"] == accuracy
+    graded = sample(rf"\boxed{{{answer}}}") | {"ground_truth": "34.6", "prompt": prompt} | columns
+    assert scorer("rounded")([graded])[0]["accuracy"] == accuracy
     if "slack" in columns:
-        assert scorer("rounded", tolerance_key="slack")([asked])[0]["accuracy"] == 1.0
+        assert scorer("rounded", tolerance_key="slack")([graded])[0]["accuracy"] == 1.0
 
 
 def test_the_example_datasets_20_rows_are_embedded_problems() -> None:
@@ -329,9 +340,11 @@ def cells(notebook: Path) -> list[dict[str, Any]]:
 def executed(notebook: Path) -> dict[str, Any]:
     """The names that the cells define; plain Python, without magic commands, so that no kernel is needed."""
     names: dict[str, Any] = {"__name__": "__main__"}
+    code_cells = [cell for cell in cells(notebook) if cell["cell_type"] == "code"]
     with restored_process():
-        for number, cell in enumerate(each for each in cells(notebook) if each["cell_type"] == "code"):
-            exec(compile("".join(cell["source"]), f"{notebook.name}, code cell {number + 1}", "exec"), names)
+        for number, cell in enumerate(code_cells, start=1):
+            code = compile("".join(cell["source"]), f"{notebook.name}, code cell {number}", "exec")
+            exec(code, names)
     return names
 
 
@@ -378,9 +391,11 @@ def test_own_data_reward_and_method_train(elsewhere: Path) -> None:
     """The advantage of each response grows from its first token to its last."""
     names = executed(NOTEBOOKS[2])
     rollouts = names["run"].rollouts
-    learning = [each for each in rollouts["token_advantages"] if len(each) > 1 and each[-1] != 0]
+    learning = [
+        advantages for advantages in rollouts["token_advantages"] if len(advantages) > 1 and advantages[-1] != 0
+    ]
     assert learning, "all groups had equal rewards"
-    assert all(abs(each[0]) < abs(each[-1]) for each in learning)
+    assert all(abs(advantages[0]) < abs(advantages[-1]) for advantages in learning)
     assert (elsewhere / "own_parts_model" / "config.json").is_file()
 
 
@@ -407,4 +422,5 @@ def test_a_fine_tuned_model_is_trained_further(elsewhere: Path, monkeypatch: pyt
     run = train(config)
     assert run.last_step == 1
     assert math.isfinite(run.series("reward/mean")[1][0])
-    assert json.loads((elsewhere / "sft-first" / "train.jsonl").read_text().splitlines()[0])["answer"].isdecimal()
+    first_line, *_ = (elsewhere / "sft-first" / "train.jsonl").read_text().splitlines()
+    assert json.loads(first_line)["answer"].isdecimal()

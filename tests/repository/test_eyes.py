@@ -137,9 +137,9 @@ def test_a_model_with_eyes_reads_text_as_before(language_model: Path, seeing: tu
 
     processor, model = seeing
     token_ids = processor.tokenizer("How many shapes are there?", return_tensors="pt").input_ids
-    before: Any = AutoModelForCausalLM.from_pretrained(language_model)
+    without_eyes: Any = AutoModelForCausalLM.from_pretrained(language_model)
     with torch.no_grad():
-        expected = before(token_ids).logits  # (1, T, words)
+        expected = without_eyes(token_ids).logits  # (1, T, words)
         logits = model(token_ids).logits  # (1, T, words and marks)
     torch.testing.assert_close(logits[..., : expected.shape[-1]], expected)
     assert not logits[..., expected.shape[-1] :].any()
@@ -168,7 +168,7 @@ def test_a_tower_learns_the_words_of_a_figure(example: Any, figures: Any, seeing
     """150 steps on one caption: each output becomes the nearest to its word of the whole vocabulary, wherever shapes are."""
     processor, model = seeing
     training = figures.split(0)[0][:1]
-    before = copy.deepcopy(model.get_input_embeddings().weight)
+    embeddings_before = copy.deepcopy(model.get_input_embeddings().weight)
     steps = example["train_tower"](
         model, processor.tokenizer, training, num_steps=150, batch_size=4, peak_rate=2e-3, seed=0
     )
@@ -177,7 +177,7 @@ def test_a_tower_learns_the_words_of_a_figure(example: Any, figures: Any, seeing
     assert losses[-1] < 0.1 * losses[0]
     accuracy = example["reading_accuracy"](model, processor.tokenizer, training, seed=1)
     assert accuracy["captions"] == accuracy["counts"] == accuracy["tokens"] == 1
-    assert torch.equal(model.get_input_embeddings().weight, before)
+    assert torch.equal(model.get_input_embeddings().weight, embeddings_before)
 
 
 @pytest.mark.heavy

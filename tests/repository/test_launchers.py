@@ -45,7 +45,8 @@ def launch(script: str, *arguments: object, folder: Path, **variables: object) -
 
 def old_python(folder: Path) -> tuple[Path, Path]:
     """A program that answers questions about its version as Python 3.9 does, and a folder with what scripts need beside it."""
-    old, programs = folder / "python3.9", folder / "bin"
+    old = folder / "python3.9"
+    programs = folder / "bin"
     old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9, 18); $2"\n')
     old.chmod(0o755)
     programs.mkdir()
@@ -63,8 +64,8 @@ def resolved(script: str, *arguments: object, folder: Path, **variables: object)
 
 def test_there_is_one_launcher_for_each_of_the_papers_5_methods() -> None:
     assert len(METHODS) == 5
-    own = {path.stem for path in LAUNCHERS.glob("*.sh")} - {"train", "sweep"}
-    assert own == set(METHODS)
+    launchers = {path.stem for path in LAUNCHERS.glob("*.sh")} - {"train", "sweep"}
+    assert launchers == set(METHODS)
     texts = {(LAUNCHERS / f"{name}.sh").read_text(encoding="utf-8") for name in METHODS}
     assert len(texts) == 1, "a launcher says nothing but its name"
 
@@ -132,10 +133,13 @@ def test_a_dry_sweep_lists_a_folders_runs_and_starts_nothing(tmp_path: Path) -> 
     """Each of the three has a folder of its own; tests/config/test_presets.py holds that for all that are shipped."""
     done = launch("sweep.sh", "4b", "own_paper", folder=tmp_path, DRY_RUN=1, CHECKPOINTS=tmp_path / "runs")
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert [line[2] for line in lines] == [f"own_paper/{name}" for name in ("opsd", "rlsd", "sdpo")]
-    assert len({line[3] for line in lines}) == 3
-    assert all(line[3].startswith(f"{tmp_path}/runs/cepo/geo3k-own-paper-") and line[3][-3:] == "-4b" for line in lines)
+    listed = [line.split() for line in done.stdout.splitlines()]
+    assert [words[2] for words in listed] == ["own_paper/opsd", "own_paper/rlsd", "own_paper/sdpo"]
+    folders = {words[3] for words in listed}
+    assert len(folders) == 3
+    for folder in folders:
+        assert folder.startswith(f"{tmp_path}/runs/cepo/geo3k-own-paper-")
+        assert folder.endswith("-4b")
     assert not list(tmp_path.iterdir())
 
 
@@ -149,7 +153,9 @@ def geo3k_slice(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     table = parquet.read_table(folder / "train.parquet")
     file = tmp_path_factory.mktemp("geo3k") / "train.parquet"
-    parquet.write_table(table.take(list(range(0, len(table), len(table) // NUM_ROWS))[:NUM_ROWS]), file)
+    distance = len(table) // NUM_ROWS
+    spread = table.take([distance * number for number in range(NUM_ROWS)])
+    parquet.write_table(spread, file)
     return file
 
 
@@ -189,8 +195,10 @@ def test_the_2b_launcher_trains_and_a_sweep_goes_on(geo3k_slice: Path, tiny_mode
     again = launch("sweep.sh", "cepo", *overrides, folder=tmp_path, **variables)
     assert (again.returncode, again.stderr) == (0, "")
     assert again.stdout.startswith("finished  ")
-    other = launch("sweep.sh", "cepo", *overrides, "trainer.max_steps=4", folder=tmp_path, DRY_RUN=1, **variables)
-    assert other.stdout.startswith("to do  "), "finished with other settings is not finished"
+    with_another_length = launch(
+        "sweep.sh", "cepo", *overrides, "trainer.max_steps=4", folder=tmp_path, DRY_RUN=1, **variables
+    )
+    assert with_another_length.stdout.startswith("to do  "), "finished with other settings is not finished"
 
 
 @pytest.mark.nightly("two launchers that load torch")
@@ -219,7 +227,8 @@ def test_an_evaluation_resolves_to_the_papers_prompts(tmp_path: Path) -> None:
 
 def test_the_slurm_example_starts_ray_on_both_machines(tmp_path: Path) -> None:
     """Slurm and Ray are stand-ins that write down how they are called; the launcher is the real one, in a dry run."""
-    programs, calls = tmp_path / "bin", tmp_path / "calls"
+    programs = tmp_path / "bin"
+    calls = tmp_path / "calls"
     programs.mkdir()
     for name, body in {
         "scontrol": "echo one; echo two",

@@ -17,14 +17,18 @@ ARRAY = re.compile(r"^(\w+)=\((.*?)\)$", re.MULTILINE | re.DOTALL)
 
 def commands_of(page: str) -> list[list[str]]:
     """Returns the words behind `cepo train` and `cepo config`, without commands that have variables of the reader's."""
-    found: list[list[str]] = []
+    commands: list[list[str]] = []
     for block in BLOCK.findall(page):
         text = ARRAY.sub("", block.replace("\\\n", " "))
         for name, words in ARRAY.findall(block):
             text = text.replace(f'"${{{name}[@]}}"', " ".join(words.split()))
-        lines = [line for line in text.splitlines() if re.match(r" *cepo (train|config) ", line)]
-        found += [shlex.split(line, comments=True)[2:] for line in lines if "$" not in line and "YOUR" not in line]
-    return found
+        for line in text.splitlines():
+            is_command = re.match(r" *cepo (train|config) ", line)
+            has_variable = "$" in line or "YOUR" in line
+            if is_command and not has_variable:
+                words = shlex.split(line, comments=True)
+                commands.append(words[2:])
+    return commands
 
 
 COMMANDS = [

@@ -17,7 +17,10 @@ PAGE = REPOSITORY / "docs" / "geo3k.md"
 def rows_of_the_table() -> list[list[str]]:
     section = PAGE.read_text(encoding="utf-8").partition("## The paper's tables and figures, by command")[2]
     lines = section.partition("\n## ")[0].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    rows: list[list[str]] = []
+    for line in lines:
+        if line.startswith("| "):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
     return rows[2:]  # after the header and its line
 
 

@@ -59,9 +59,9 @@ def test_without_a_hub_the_weights_come_from_elsewhere(tmp_path: Path) -> None:
     without_hub = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
     done = subprocess.run([sys.executable, "-c", program], env=without_hub, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    message, found = done.stdout.splitlines()
+    message, is_downloaded = done.stdout.splitlines()
     assert "taking the package" in message
-    assert found == "False"
+    assert is_downloaded == "False"
 
 
 @pytest.mark.heavy

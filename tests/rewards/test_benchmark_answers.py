@@ -51,12 +51,12 @@ def test_a_wrong_pair_is_refused_by_both_rewards(section: str) -> None:
 @pytest.mark.parametrize("section", RESPONSES)
 def test_a_response_is_graded_as_a_reader_would(section: str) -> None:
     """Statements, prose behind numbers, yes or no, percent, Chinese; each row is a response with its verdict."""
-    others: list[str] = []
+    misgraded: list[str] = []
     for row in RESPONSES[section]:
         sample = row | {"answer_kind": row["kind"], "ground_truth": row["truth"]}
         if accuracy_of(sample) != float(row["right"]):
-            others.append(row["response"])
-    assert others == []
+            misgraded.append(row["response"])
+    assert misgraded == []
 
 
 @pytest.mark.parametrize(
@@ -189,29 +189,35 @@ def test_the_first_tag_counts_if_asked() -> None:
 
 def test_a_judge_is_asked_about_free_form_answers_alone() -> None:
     """It calls the first response right (10) and the second wrong (0); without a judge none is graded."""
-    asked: list[str] = []
+    questions: list[str] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        length = int(handler.headers["Content-Length"])
+        body = json.loads(handler.rfile.read(length))
         (part,) = body["messages"][0]["content"]
-        asked.append(part["text"])
-        verdict = 10 if "[2014, 2016]" in part["text"].partition("RESPONSE")[2] else 0
-        reply = json.dumps({"choices": [{"message": {"content": f"<score>{verdict}</score>"}}]}).encode()
+        question = part["text"]
+        questions.append(question)
+        response = question.partition("RESPONSE")[2]
+        verdict = 10 if "[2014, 2016]" in response else 0
+        message = {"content": f"<score>{verdict}</score>"}
+        reply = json.dumps({"choices": [{"message": message}]})
         handler.send_response(200)
         handler.end_headers()
-        handler.wfile.write(reply)
+        handler.wfile.write(reply.encode())
 
     row = {"prompt": "Which?", "ground_truth": "[2014, 2016]", "answer_kind": "judged"}
-    rows = [row | {"response": r"\boxed{[2014, 2016]}"}, row | {"response": r"\boxed{2014}"}]
-    rows.append({"prompt": "Which?", "ground_truth": "B", "answer_kind": "choice", "response": r"\boxed{B}"})
+    right = row | {"response": r"\boxed{[2014, 2016]}"}
+    wrong = row | {"response": r"\boxed{2014}"}
+    of_choices = {"prompt": "Which?", "ground_truth": "B", "answer_kind": "choice", "response": r"\boxed{B}"}
+    rows = [right, wrong, of_choices]
     with local_server(answer) as address:
-        scores = compute_score(rows, judge={"base_url": f"http://{address}/v1", "model": "judge"})
-    assert [(score["accuracy"], score["judged"]) for score in scores] == [(1.0, 1.0), (0.0, 1.0), (1.0, 0.0)]
-    assert len(asked) == 2
-    assert [(score["accuracy"], score["judged"]) for score in compute_score(rows)] == [
-        (0.0, 0.0),
-        (0.0, 0.0),
-        (1.0, 0.0),
-    ]
+        judge = {"base_url": f"http://{address}/v1", "model": "judge"}
+        scores = compute_score(rows, judge=judge)
+    assert [score["accuracy"] for score in scores] == [1.0, 0.0, 1.0]
+    assert [score["judged"] for score in scores] == [1.0, 1.0, 0.0]
+    assert len(questions) == 2
+    without_judge = compute_score(rows)
+    assert [score["accuracy"] for score in without_judge] == [0.0, 0.0, 1.0]
+    assert [score["judged"] for score in without_judge] == [0.0, 0.0, 0.0]
     with pytest.raises(RewardError, match="gave no verdict"):
-        compute_score(rows, judge={"base_url": f"http://{address}/v1", "model": "judge", "retries": 0})
+        compute_score(rows, judge=judge | {"retries": 0})

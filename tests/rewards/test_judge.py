@@ -140,8 +140,8 @@ def test_mathematics_is_quoted_as_it_is(response: str) -> None:
 
 
 def test_marks_differ_by_request_and_not_by_call() -> None:
-    other = SAMPLE | {"response": "5"}
-    first, second, again = asked([SAMPLE, other, SAMPLE])
+    second_sample = SAMPLE | {"response": "5"}
+    first, second, again = asked([SAMPLE, second_sample, SAMPLE])
     assert first == again
     mark = re.compile(r"RESPONSE (\w{16})")
     assert mark.findall(first) != mark.findall(second)
@@ -165,11 +165,11 @@ def repeat(request: Request, form: dict[str, Any]) -> None:
     headers = {**form}
     status = headers.pop("status", 200)
     kind = headers.pop("as", "text")
-    before = headers.pop("before", "")
+    beginning = headers.pop("before", "")
     sent = dict(request.headers)
     text = f"{request.path} {request.headers} {json.dumps(sent)}"
-    if before:  # up to 300 characters of a message are shown, of the key those that spell its name
-        text = f"{before}{request.headers['Authorization']} {text}"
+    if beginning:  # up to 300 characters of a message are shown, of the key those that spell its name
+        text = f"{beginning}{request.headers['Authorization']} {text}"
     contents = {
         "text": text.encode(),
         "content": reply(text),

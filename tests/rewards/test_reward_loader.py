@@ -188,7 +188,7 @@ def test_a_number_without_axes_is_a_score(expression: str, number: float) -> Non
     value: object = eval(expression, NAMES)
     score = validate_score({"overall": value, "accuracy": value}, sample=0, source="my.py:main")
     assert score == {"overall": number, "accuracy": number}
-    assert {type(each) for each in score.values()} == {float}
+    assert {type(part) for part in score.values()} == {float}
 
 
 @pytest.mark.parametrize("expression", VALUES["refused"])
@@ -237,9 +237,11 @@ def test_weighted_rewards_add_up_with_each_part_reported(spec: str) -> None:
     ]
     scores = load_reward(spec, {"answers": {"full": 10.0}}).score(SAMPLES)
     assert [score["overall"] for score in scores] == [10.5, 0.25]
-    alone = spec.partition(",")[0]
-    assert [score["overall"] for score in load_reward(alone, {"full": 3.0}, [0.5]).score(SAMPLES)] == [1.5, 0.0]
-    assert load_reward(alone, {}).score(SAMPLES[:1]) == [{"overall": 1.0, "accuracy": 1.0}]
+    first_part = spec.partition(",")[0]
+    halved = load_reward(first_part, {"full": 3.0}, [0.5]).score(SAMPLES)
+    assert [score["overall"] for score in halved] == [1.5, 0.0]
+    unweighted = load_reward(first_part, {}).score(SAMPLES[:1])
+    assert unweighted == [{"overall": 1.0, "accuracy": 1.0}]
 
 
 def test_names_of_functions_are_unique_and_keywords_use_them(spec: str) -> None:

@@ -84,12 +84,16 @@ def test_the_grader_runs_in_the_pool(math_pool: RewardPool) -> None:
 @pytest.mark.parametrize("kind", ["batch", "sequential"])
 def test_each_fault_costs_its_own_sample_only(tmp_path: Path, kind: str) -> None:
     faults = ["raise", "crash", "hang", "exit", "no overall", "not finite", "sleep", "hang in C"]
-    responses = [word for fault in faults for word in ("good", fault, "better")]
+    responses: list[str] = []
+    for fault in faults:
+        responses += ["good", fault, "better"]
     (tmp_path / "own.py").write_text(f"{MISBEHAVING.read_text()}\nREWARD_TYPE = {kind!r}\n")
     with _pool(f"{tmp_path}/own.py:{'batch' if kind == 'batch' else 'one'}", workers=2) as pool:
         outcome = pool.score(_samples(*responses))
         again = pool.score(_samples("good"))
-    zero, good, better = ({"overall": value, "bonus": float(value > 0)} for value in (0.0, 4.0, 6.0))
+    zero = {"overall": 0.0, "bonus": 0.0}
+    good = {"overall": 4.0, "bonus": 1.0}
+    better = {"overall": 6.0, "bonus": 1.0}
     assert outcome.scores == [good, zero, better] * 8
     assert outcome.num_raised == 5
     assert outcome.num_timed_out == 3
@@ -165,7 +169,7 @@ def test_a_stopped_worker_that_takes_no_samples_costs_the_limit(caplog: pytest.L
 def test_a_trial_tells_what_raises_from_what_returns_no_score(
     one_worker: RewardPool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good, raising, without = (one_worker.trial(_samples(word)[0]) for word in ("good", "raise", "no overall"))
+    good, raising, without = map(one_worker.trial, _samples("good", "raise", "no overall"))
     assert good is None
     assert raising is not None
     assert raising.breaks_contract is False
@@ -242,11 +246,11 @@ def test_an_idle_worker_that_was_ended_from_outside_is_replaced(one_worker: Rewa
 
 
 def test_a_call_that_is_interrupted_leaves_a_pool_that_works(one_worker: RewardPool) -> None:
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    handler_before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     with pytest.raises(KeyboardInterrupt):
         one_worker.score(_samples("sleep"))
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGALRM, handler_before)
     assert one_worker.score(_samples("good")).scores == [{"overall": 4.0, "bonus": 1.0}]
 
 

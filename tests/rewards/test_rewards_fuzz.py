@@ -87,15 +87,15 @@ def test_any_samples_get_scores_within_their_scale(reward: LoadedReward, samples
 def test_the_last_whole_box_is_the_answer(before: str, answer: str, after: str) -> None:
     """Text without braces and tags behind it changes nothing; what is found stands in the response."""
     response = rf"{before}\boxed{{{answer}}}{after}"
-    found = marked_answer(response)
-    assert found is None or found.strip() == found != ""
-    assert found is None or found in response
-    assert marked_answer(response + after) == found
+    marked = marked_answer(response)
+    assert marked is None or marked.strip() == marked != ""
+    assert marked is None or marked in response
+    assert marked_answer(response + after) == marked
     plain = answer.replace("{", "").replace("}", "").replace("\\", "").strip()
     if before.count("\\") == 0 and before.count("{") == before.count("}") == 0:
         assert marked_answer(rf"{before}\boxed{{{plain}}}{after}") == (plain or None)
     for kind in ("numeric", "text", "yes_no"):
-        assert found is None or "</think>" in response or final_answer(response, kind) == found
+        assert marked is None or "</think>" in response or final_answer(response, kind) == marked
 
 
 @given(first=ANSWERS, second=ANSWERS)
@@ -134,8 +134,8 @@ def test_numbers_are_right_where_their_values_are_equal(number: str, other: str,
 
 @given(text=TEXTS, choices=CHOICES)
 def test_letters_are_among_the_options(text: str, choices: list[str]) -> None:
-    found = chosen(text, choices)
-    assert found <= set(LETTERS[: len(choices)] or LETTERS)
+    letters = chosen(text, choices)
+    assert letters <= set(LETTERS[: len(choices)] or LETTERS)
     options = options_in_text(text)
     assert len(options) != 1
     assert len(options) <= len(LETTERS)

@@ -53,8 +53,8 @@ def options(
 def test_attention_compiles_nothing_of_flashinfer_at_the_start(
     capability: tuple[int, int], flashinfer_kernels: bool, backend: str | None
 ) -> None:
-    found = options(capability, flashinfer_kernels=flashinfer_kernels).get("attention_config")
-    assert found == (None if backend is None else {"backend": backend})
+    attention = options(capability, flashinfer_kernels=flashinfer_kernels).get("attention_config")
+    assert attention == (None if backend is None else {"backend": backend})
 
 
 def test_2_devices_of_an_engine_reduce_by_nccl_alone() -> None:
@@ -86,9 +86,9 @@ def test_the_engine_has_room_and_graphs_for_a_ranks_responses(changes: list[str]
     batch = ["data.rollout_batch_size=32", "worker.actor.global_batch_size=32", "worker.rollout.n=8"]
     config = load_config(["config=configs/geo3k/cepo.yaml", *batch, *changes])
     settings = settings_of_run(config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=(1, 0))
-    found = options((9, 0), **vars(settings))
-    assert found["max_num_seqs"] == most
-    sizes = found["compilation_config"]["cudagraph_capture_sizes"]
+    engine_options = options((9, 0), **vars(settings))
+    assert engine_options["max_num_seqs"] == most
+    sizes = engine_options["compilation_config"]["cudagraph_capture_sizes"]
     assert sizes[-1] == captured
     assert len(sizes) <= 16 or most > 256, "an H200 took a second to capture four graphs of one size"
     eager = options((9, 0), enforce_eager=True, max_num_seqs=most)
@@ -121,10 +121,10 @@ def test_an_engine_of_a_gpu_sleeps_unless_it_is_told_not_to(sleep: bool | str, o
 
 
 def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
-    found = options(None, sleep=True)
-    assert found["enforce_eager"]
-    assert not found["enable_sleep_mode"]
-    assert not {"attention_config", "disable_custom_all_reduce", "compilation_config"} & found.keys()
+    engine_options = options(None, sleep=True)
+    assert engine_options["enforce_eager"]
+    assert not engine_options["enable_sleep_mode"]
+    assert not {"attention_config", "disable_custom_all_reduce", "compilation_config"} & engine_options.keys()
     assert options((9, 0), sleep=True)["enable_sleep_mode"]
     assert not options((9, 0))["enforce_eager"]
     with pytest.raises(EngineError, match=r"tensor_parallel_size is 2, but .* on GPUs only.* set it to 1"):
@@ -134,26 +134,29 @@ def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
 @pytest.mark.heavy
 def test_vllms_own_code_reads_what_it_is_given() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    asked = [options(None, sleep=True)]
-    asked += [options(each, num_ranks=2, tensor_parallel_size=2, sleep=True) for each in ((9, 0), (10, 0))]
-    for each in asked:
-        each["hf_overrides"] = {}  # a function of the package, which has no spelling in a script
+    engine_options = [
+        options(None, sleep=True),
+        options((9, 0), num_ranks=2, tensor_parallel_size=2, sleep=True),
+        options((10, 0), num_ranks=2, tensor_parallel_size=2, sleep=True),
+    ]
+    for settings in engine_options:
+        settings["hf_overrides"] = {}  # a function of the package, which has no spelling in a script
     script = f"""
 import inspect, json, logging, os, sys
 import cepo
 from cepo.rollout import vllm_process
 assert "vllm" not in sys.modules
-found = {{}}
+facts = {{}}
 
 vllm_process.prepare_environment(on_gpu=True)
 from vllm import envs
 names = "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER"
 read = lambda: [getattr(envs, name) for name in names]
-found["the user's variables"] = read()
+facts["the user's variables"] = read()
 del os.environ["VLLM_USE_FLASHINFER_SAMPLER"]
 vllm_process.prepare_environment(on_gpu=True)
-found["our variables"] = read()
-found["path"] = os.environ["PATH"]
+facts["our variables"] = read()
+facts["path"] = os.environ["PATH"]
 
 from vllm.utils import jit_monitor
 seen = []
@@ -162,26 +165,26 @@ jit_monitor._log_triton_jit_compile("the_trainers_kernel", {{}})
 silenced = len(seen)
 logging.getLogger("vllm.utils.jit_monitor").setLevel(logging.NOTSET)
 jit_monitor._log_triton_jit_compile("another_kernel", {{}})
-found["warnings of compiled kernels, silenced and not"] = [silenced, len(seen)]
+facts["warnings of compiled kernels, silenced and not"] = [silenced, len(seen)]
 
 from vllm.config import AttentionConfig, CompilationConfig
 from vllm.engine.arg_utils import EngineArgs
-asked = {asked!r}
+engine_options = {engine_options!r}
 known = inspect.signature(EngineArgs).parameters
-found["unknown options"] = [[name for name in each if name not in known] for each in asked]
-compilation = CompilationConfig(**asked[2]["compilation_config"])
-found["options read"] = [
-    AttentionConfig(**asked[2]["attention_config"]).backend.name,
+facts["unknown options"] = [list(settings.keys() - known.keys()) for settings in engine_options]
+compilation = CompilationConfig(**engine_options[2]["compilation_config"])
+facts["options read"] = [
+    AttentionConfig(**engine_options[2]["attention_config"]).backend.name,
     compilation.pass_config.fuse_allreduce_rms,
     compilation.cudagraph_capture_sizes[-1],
 ]
 
-print(json.dumps(found))
+print(json.dumps(facts))
 """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-    given = {"CUDA_VISIBLE_DEVICES": "0", "PATH": "/usr/bin:/bin", "VLLM_USE_FLASHINFER_SAMPLER": "1"}
+    variables = {"CUDA_VISIBLE_DEVICES": "0", "PATH": "/usr/bin:/bin", "VLLM_USE_FLASHINFER_SAMPLER": "1"}
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=inherited | given, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=inherited | variables, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "unknown options": [[], [], []],
@@ -210,22 +213,22 @@ def test_vllm_stops_at_each_end_of_a_response() -> None:
 
 def test_the_c_compiler_may_be_on_the_path_or_beside_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`CC` decides alone."""
-    beside, path = tmp_path / "venv" / "bin", tmp_path / "path"
-    for folder, names in ((beside, ["python", "gcc"]), (path, ["clang", "my-cc"])):
-        folder.mkdir(parents=True)
-        for name in names:
-            (folder / name).write_text("#!/bin/sh\n")
-            (folder / name).chmod(0o755)
+    pythons_folder = tmp_path / "venv" / "bin"
+    path = tmp_path / "path"
+    for program in (pythons_folder / "python", pythons_folder / "gcc", path / "clang", path / "my-cc"):
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
     assert c_compiler({"PATH": str(path)}) == str(path / "clang")
-    monkeypatch.setattr(sys, "executable", str(beside / "python"))
-    assert c_compiler({"PATH": str(path)}) == str(beside / "gcc")
+    monkeypatch.setattr(sys, "executable", str(pythons_folder / "python"))
+    assert c_compiler({"PATH": str(path)}) == str(pythons_folder / "gcc")
     assert c_compiler({"PATH": str(path), "CC": "my-cc"}) == str(path / "my-cc")
     assert c_compiler({"PATH": str(path), "CC": "no-such-compiler"}) is None
 
 
 def test_this_pythons_programs_come_first_on_the_path_once() -> None:
-    own = str(Path(sys.executable).parent)
+    pythons_folder = str(Path(sys.executable).parent)
     once = with_own_programs("/usr/bin")
-    assert once.split(os.pathsep) == [own, "/usr/bin"]
+    assert once.split(os.pathsep) == [pythons_folder, "/usr/bin"]
     assert with_own_programs(once) == once
-    assert with_own_programs("") == own
+    assert with_own_programs("") == pythons_folder

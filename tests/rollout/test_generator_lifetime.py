@@ -68,9 +68,9 @@ def test_a_closed_generator_leaves_the_process_group(
     assert lived == [False]
     with contextlib.closing(open_generator("vllm", tiny_model_folder, tiny_processing)) as another:
         assert len(another.generate(requests, settings)) == 4
-    ones = torch.ones(1)
-    torch.distributed.all_reduce(ones)
-    assert ones.item() == 1
+    of_one_rank = torch.ones(1)
+    torch.distributed.all_reduce(of_one_rank)
+    assert of_one_rank.item() == 1
     with pytest.raises(EngineError, match="closed"):
         generator.generate(requests, settings)
 
@@ -196,18 +196,18 @@ def test_the_start_names_what_it_is_busy_with_and_draws_no_bars(
     tiny_model_folder: Path, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's log is silent below warnings, and its bars of graphs have no switch."""
-    shown: list[str] = []
+    phases: list[str] = []
 
     @contextlib.contextmanager
     def noting(what: str, *, is_brief: bool = False) -> Iterator[None]:
-        shown.append(what)
+        phases.append(what)
         yield
 
     monkeypatch.setattr(vllm_process, "phase", noting)
     with contextlib.closing(open_generator("vllm", tiny_model_folder, tiny_processing)):
         pass
     compiling, graphs = vllm_process._STAGES_OF_START.values()
-    assert [shown[0], *dict.fromkeys(shown[1:])] == ["starting vLLM: this takes seconds", compiling, graphs]
+    assert [phases[0], *dict.fromkeys(phases[1:])] == ["starting vLLM: this takes seconds", compiling, graphs]
 
 
 def test_layers_without_an_adapter_are_not_reported_one_by_one(caplog: pytest.LogCaptureFixture) -> None:

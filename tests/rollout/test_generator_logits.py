@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from actors import differing
 from generator_cases import (
     LORA_RANK,
     TARGETS,
@@ -92,8 +93,8 @@ def test_logits_in_bf16_runs_are_float32(
         types, _, error = head_errors(generator, requests)
         assert types == {torch.float32}
         assert error < LOG_PROBS
-        given = weights["lm_head.weight"][:300].bfloat16().float()
-        assert torch.equal(head_of(generator)[1].weight[:300].float(), given)
+        head_weight = weights["lm_head.weight"][:300].bfloat16().float()
+        assert torch.equal(head_of(generator)[1].weight[:300].float(), head_weight)
 
 
 def test_the_head_of_a_language_model_within_is_float32(tmp_path: Path) -> None:
@@ -155,17 +156,17 @@ def test_new_adapters_are_followed_to_1e_5_one_after_the_other(
 ) -> None:
     """The first one again too, whatever is cached of it. The trainer's tensors stay as they are."""
     settings = SamplingSettings(num_samples=2, max_response_length=32)
-    before = adapter_generator.generate(requests, settings)
-    assert mean_gap(reference_model(tiny_model_folder), tiny_model_folder, requests, before) < LOG_PROBS
+    previous_groups = adapter_generator.generate(requests, settings)
+    assert mean_gap(reference_model(tiny_model_folder), tiny_model_folder, requests, previous_groups) < LOG_PROBS
     for seed in (1, 2, 1):
         model, weights = random_adapter(tiny_model_folder, seed=seed)
         copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
         adapter_generator.sync_weights(weights)
-        assert all(torch.equal(copies[name], tensor) for name, tensor in weights.tensors.items())
+        assert differing(copies, weights.tensors) == []
         groups = adapter_generator.generate(requests, settings)
-        assert tokens(groups) != tokens(before)
+        assert tokens(groups) != tokens(previous_groups)
         assert mean_gap(model, tiny_model_folder, requests, groups) < LOG_PROBS
-        before = groups
+        previous_groups = groups
 
 
 def test_adapters_that_do_not_fit_are_refused(adapter_generator: Generator, tiny_model_folder: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,19 +90,21 @@ def test_both_generators_draw_the_same_tokens_on_a_cpu(
     # The samples' prompts together are longer than the 2048 tokens of one pass.
     assert presence_penalty or num_samples * sum(prompt.num_prompt_tokens for prompt in requests) > 2048
     ours = generator.generate(requests, settings)
-    with contextlib.closing(open_generator("transformers", tiny_model_folder, tiny_processing)) as other:
-        theirs = other.generate(requests, settings)
+    with contextlib.closing(open_generator("transformers", tiny_model_folder, tiny_processing)) as our_generator:
+        theirs = our_generator.generate(requests, settings)
     model = reference_model(tiny_model_folder)
     banned = torch.tensor(tiny_processing.banned_token_ids)
     for prompt, first, second in zip(requests, tokens(ours), tokens(theirs), strict=True):
         for sample, pair in enumerate(zip(first, second, strict=True)):
-            if pair[0] == pair[1]:
+            our_tokens, their_tokens = pair
+            if our_tokens == their_tokens:
                 continue
-            at = next(index for index, (one, two) in enumerate(zip(*pair, strict=False)) if one != two)
-            logits = reference_logits(model, tiny_model_folder, prompt, pair[0][: at + 1])[at:]
-            uniform = row_uniforms(prompt.seed, sample, 24)[at]
-            drawn = draws_within_rounding(logits, pair[0][:at], uniform, banned, settings)
-            assert {pair[0][at], pair[1][at]} <= drawn
+            is_same = [ours_at == theirs_at for ours_at, theirs_at in zip(*pair, strict=False)]
+            place = is_same.index(False)
+            logits = reference_logits(model, tiny_model_folder, prompt, our_tokens[: place + 1])[place:]
+            uniform = row_uniforms(prompt.seed, sample, 24)[place]
+            drawn = draws_within_rounding(logits, our_tokens[:place], uniform, banned, settings)
+            assert {our_tokens[place], their_tokens[place]} <= drawn
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="the limits of lengths are those of the CPU's draws")
@@ -135,17 +138,15 @@ def draws_within_rounding(
 ) -> set[int]:
     """The tokens drawn when all log-probs are LOG_PROBS off, which moves a cumulative probability by no more than that."""
     points = (uniform + torch.tensor([-LOG_PROBS, 0.0, LOG_PROBS])).clamp(0, 1)
-    return {
-        token
-        for edge in (-LOG_PROBS, 0.0, LOG_PROBS)
-        for token in draw_tokens(
-            logits.expand(3, -1),
-            [output] * 3,
-            points,
-            banned,
-            dataclasses.replace(settings, top_p=settings.top_p + edge),
-        ).tolist()
-    }
+    drawn: set[int] = set()
+    for edge in (-LOG_PROBS, 0.0, LOG_PROBS):
+        moved = dataclasses.replace(settings, top_p=settings.top_p + edge)
+        drawn.update(draw_tokens(logits.expand(3, -1), [output] * 3, points, banned, moved).tolist())
+    return drawn
+
+
+def responses_of(groups: Iterable[Sequence[Generation]]) -> list[Generation]:
+    return list(itertools.chain.from_iterable(groups))
 
 
 def test_a_presence_penalty_keeps_tokens_from_coming_again(
@@ -154,9 +155,10 @@ def test_a_presence_penalty_keeps_tokens_from_coming_again(
     """A penalty beyond all logits: the 24 tokens of a response are 24 different ones, whatever was likeliest."""
     settings = SamplingSettings(num_samples=3, max_response_length=24, top_k=40, ignore_eos=True)
     groups = generator.generate(requests, dataclasses.replace(settings, presence_penalty=1e4))
-    assert [len(set(response)) for group in tokens(groups) for response in group] == [24] * 12
-    free = tokens(generator.generate(requests, settings))
-    assert min(len(set(response)) for group in free for response in group) < 24
+    num_different = [len(set(sample.response_ids)) for sample in responses_of(groups)]
+    assert num_different == [24] * 12
+    groups_without_penalty = generator.generate(requests, settings)
+    assert min(len(set(sample.response_ids)) for sample in responses_of(groups_without_penalty)) < 24
 
 
 def test_banned_tokens_never_come_in_768_tokens(
@@ -167,18 +169,21 @@ def test_banned_tokens_never_come_in_768_tokens(
     weights["lm_head.weight"][banned] *= 500  # logits of hundreds: a bias of -100 would not hold them
     generator.sync_weights(FullWeights(tensors=weights))
     settings = SamplingSettings(num_samples=12, max_response_length=16, ignore_eos=True)
-    groups = generator.generate(requests, settings)
-    sampled = [token for group in tokens(groups) for response in group for token in response]
+    samples = responses_of(generator.generate(requests, settings))
+    sampled: list[int] = []
+    log_probs: list[float] = []
+    for sample in samples:
+        sampled += sample.response_ids.tolist()
+        log_probs += sample.log_probs.tolist()
     assert len(sampled) == 4 * 12 * 16
     assert not set(sampled) & set(banned)
-    wanted = [log_prob for group in groups for sample in group for log_prob in sample.log_probs]
-    assert numpy.median(wanted) < -100  # so the bans are not in the log-probs, and were needed
+    assert numpy.median(log_probs) < -100  # so the bans are not in the log-probs, and were needed
     for settings in (
         SamplingSettings(num_samples=1, max_response_length=16, temperature=0, ignore_eos=True),
         SamplingSettings(num_samples=4, max_response_length=16, top_p=0.5, top_k=3, ignore_eos=True),
     ):
-        groups = generator.generate(requests, settings)
-        assert not {token for group in tokens(groups) for response in group for token in response} & set(banned)
+        for sample in responses_of(generator.generate(requests, settings)):
+            assert not set(sample.response_ids.tolist()) & set(banned)
 
 
 def test_a_response_ends_at_its_first_end_token_or_the_limit(
@@ -186,15 +191,16 @@ def test_a_response_ends_at_its_first_end_token_or_the_limit(
 ) -> None:
     ends = set(tiny_processing.eos_token_ids)
     settings = SamplingSettings(num_samples=16, max_response_length=40)
-    samples = [sample for group in generator.generate(requests, settings) for sample in group]
+    samples = responses_of(generator.generate(requests, settings))
     assert 0 < sum(sample.finished for sample in samples) < len(samples) == 64
     for sample in samples:
         assert len(sample.response_ids) == len(sample.log_probs)
         assert not ends & set(sample.response_ids[:-1])
         assert (sample.response_ids[-1] in ends) == sample.finished
         assert sample.finished or len(sample.response_ids) == 40
-    groups = generator.generate(requests, dataclasses.replace(settings, ignore_eos=True))
-    assert {(len(sample.response_ids), sample.finished) for group in groups for sample in group} == {(40, False)}
+    for sample in responses_of(generator.generate(requests, dataclasses.replace(settings, ignore_eos=True))):
+        assert len(sample.response_ids) == 40
+        assert not sample.finished
 
 
 def test_log_probs_of_filtered_samples_are_a_forward_passes(
@@ -223,12 +229,12 @@ def test_new_full_weights_are_followed_to_1e_5(
 ) -> None:
     """Prompts and images that are cached under the old weights are computed again."""
     settings = SamplingSettings(num_samples=2, max_response_length=32)
-    before = generator.generate(requests, settings)
+    groups_of_first_weights = generator.generate(requests, settings)
     for seed in (2, 3):
         weights = redrawn_weights(seed)
         generator.sync_weights(FullWeights(tensors=weights))
         groups = generator.generate(requests, settings)
-        assert tokens(groups) != tokens(before)
+        assert tokens(groups) != tokens(groups_of_first_weights)
         model = reference_model(tiny_model_folder, weights)
         assert mean_gap(model, tiny_model_folder, requests, groups) < LOG_PROBS
 
@@ -289,7 +295,7 @@ def test_a_group_of_8_computes_its_prompt_and_its_picture_once(generator: Any, t
         pictures.append(len(keywords["grid_thw"] if "grid_thw" in keywords else args[1]))
 
     def count_tokens(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        hidden = next(each for each in (*args, *keywords.values()) if each.is_floating_point())
+        hidden = next(argument for argument in (*args, *keywords.values()) if argument.is_floating_point())
         computed.append(hidden.numel() // hidden.shape[-1])
 
     if generator.name == "transformers":
@@ -332,8 +338,8 @@ def test_generating_keeps_the_callers_randomness_and_threads(
         numpy.random.set_state(numpy_state)
         return drawn
 
-    before = next_numbers()
+    numbers = next_numbers()
     generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=8))
-    assert next_numbers() == before
+    assert next_numbers() == numbers
     assert torch.set_num_threads == set_num_threads
     assert torch.get_num_threads() == num_threads

@@ -81,10 +81,10 @@ def test_a_draw_is_where_the_cumulative_sum_exceeds_it(vocabulary: int) -> None:
     drawn = drawn_tokens(logits, uniforms, temperature=0.7)
     probabilities = (logits.double() / 0.7).softmax(dim=1)
     columns = drawn.unsqueeze(1)
-    after = probabilities.cumsum(dim=1).gather(1, columns).squeeze(1)
-    before = after - probabilities.gather(1, columns).squeeze(1)
-    assert (before <= uniforms + 1e-6).all()
-    assert (after >= uniforms - 1e-6).all()
+    upper_edge = probabilities.cumsum(dim=1).gather(1, columns).squeeze(1)
+    lower_edge = upper_edge - probabilities.gather(1, columns).squeeze(1)
+    assert (lower_edge <= uniforms + 1e-6).all()
+    assert (upper_edge >= uniforms - 1e-6).all()
 
 
 def test_the_ends_of_a_distribution_are_possible_tokens() -> None:

@@ -41,9 +41,9 @@ def test_a_column_that_is_missing_or_without_values_is_named(folder: Path) -> No
         name = column.name
         is_of_view = name.startswith("log_probs_")  # the trace of a method without this view lacks it
         read(table.drop_columns([name]), None if is_of_view else f"'{name}' is missing")
-        other = pyarrow.array([{"a": 1}] * table.num_rows)
+        structs = pyarrow.array([{"a": 1}] * table.num_rows)
         empty = pyarrow.nulls(table.num_rows, column.type)
-        read(table.set_column(index, name, other), f"'{name}' has the type")
+        read(table.set_column(index, name, structs), f"'{name}' has the type")
         may_be_null = name in MAY_BE_NULL
         read(table.set_column(index, column, empty), None if may_be_null else f"'{name}' has no value in some rows")
     for name in ("tokens", "token_advantages", "delta", "images"):

@@ -45,8 +45,9 @@ def group_at(step: int, **changes: Any) -> GroupRecord:
 
 def test_a_group_reads_back_as_it_was_written(tmp_path: Path) -> None:
     Trace(tmp_path, max_bytes=1_000_000).write([group_at(3)])
-    (read,) = read_rollouts(tmp_path)
-    (expected, _), (first, second) = group_at(3).rollouts, read.rollouts
+    (read_group,) = read_rollouts(tmp_path)
+    (expected, _) = group_at(3).rollouts
+    (first, second) = read_group.rollouts
     assert first.weight is not None
     assert math.isnan(first.weight[1])
     assert dataclasses.replace(first, weight=None) == dataclasses.replace(expected, weight=None)
@@ -54,10 +55,10 @@ def test_a_group_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert second.weight is None
     assert second.log_probs["correct"] is None
     assert second.finished is False
-    assert read.step == 3
-    assert read.prompt_id == "p"
-    assert read.ground_truth == "24"
-    assert read.images == [PICTURE]
+    assert read_group.step == 3
+    assert read_group.prompt_id == "p"
+    assert read_group.ground_truth == "24"
+    assert read_group.images == [PICTURE]
 
 
 def test_pandas_reads_the_trace_and_the_page_names_its_columns(tmp_path: Path) -> None:
@@ -206,8 +207,8 @@ def test_resuming_after_step_2_drops_steps_3_and_4(tmp_path: Path) -> None:
     second = build_tracker(["file"], run_in(tmp_path, resumed_step=2, config_text="changed: true\n"))
     second.log_metrics(3, {"reward/mean": 0.9})
     second.close()
-    found = {row.step: row.values["reward/mean"] for row in read_metrics(tmp_path)}
-    assert found == {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.9}
+    rewards = {row.step: row.values["reward/mean"] for row in read_metrics(tmp_path)}
+    assert rewards == {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.9}
     assert [group.step for group in read_rollouts(tmp_path)] == [0, 1, 2]
     assert [row["step"] for row in read_generations(tmp_path)] == [0, 1, 2]
     assert [entry["resumed_step"] for entry in read_environment(tmp_path)] == [None, 2]
@@ -303,9 +304,9 @@ def test_records_of_a_later_format_are_refused_and_kept(tmp_path: Path) -> None:
     later = json.dumps([entry | {"format": 2}])
     file.write_text(later)
     words = r"the records in .* have format 2, but this cepo reads formats up to 1; use the version that wrote them"
-    for read in (read_environment, lambda folder: build_tracker(["file"], run_in(folder, resumed_step=1))):
+    for read_function in (read_environment, lambda folder: build_tracker(["file"], run_in(folder, resumed_step=1))):
         with pytest.raises(CepoError, match=words):
-            read(tmp_path)
+            read_function(tmp_path)
     assert file.read_text() == later
     file.write_text(json.dumps([{"started": "earlier than there was a number"}]))
     assert len(read_environment(tmp_path)) == 1

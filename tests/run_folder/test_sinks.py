@@ -204,10 +204,10 @@ def test_wandb_offline_keeps_two_parts_of_1_run(tmp_path: Path, monkeypatch: pyt
     parts = sorted(tmp_path.glob(f"wandb/offline-run-*/run-{number}.wandb"))
     assert len(parts) == len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 2
     first, second = (written(part, b"trainer/step") for part in parts)
-    for content, inside, outside in ((first, FIRST, LAST), (second, LAST, FIRST)):
-        assert str(inside).encode() in content
+    for content, own_value, value_of_other_part in ((first, FIRST, LAST), (second, LAST, FIRST)):
+        assert str(own_value).encode() in content
         assert str(AGAIN).encode() in content
-        assert str(outside).encode() not in content
+        assert str(value_of_other_part).encode() not in content
         assert b"trainer/step" in content
         assert b"12345" in content
     staged = [path.read_bytes() for path in (tmp_path / "data").rglob("artifacts/staging/*")]
@@ -215,7 +215,10 @@ def test_wandb_offline_keeps_two_parts_of_1_run(tmp_path: Path, monkeypatch: pyt
     table = next(table for table in tables if table["_type"] == "table")
     assert table["columns"] == ["image", "prompt_id", "response", "accuracy"]
     assert [row[1:] for row in table["data"]] == [["a", "the_answer_is_24", "1.0"], ["a", "the_answer_is_24", "0.0"]]
-    assert {(row[0]["_type"], row[0]["width"], row[0]["height"]) for row in table["data"]} == {("image-file", 64, 48)}
+    for image, *_ in table["data"]:
+        assert image["_type"] == "image-file"
+        assert image["width"] == 64
+        assert image["height"] == 48
     assert sum(content.startswith(b"\x89PNG") for content in staged) == 1
     files = "wandb/offline-run-*/files/media"
     [credit] = tmp_path.glob(f"{files}/html/credit/responses_*.html")
@@ -231,16 +234,16 @@ def test_mlflow_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, mon
     log_two_halves("mlflow", tmp_path)
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow/mlflow.db")
     experiment = client.get_experiment_by_name("geometry")
-    (kept,) = client.search_runs([experiment.experiment_id])
-    assert kept.info.run_id == identifier(tmp_path, "mlflow")
-    assert kept.info.run_name == "first"
-    assert kept.info.status == "FINISHED"
-    assert kept.data.params["worker.rollout.n"] == "12345"
-    history = client.get_metric_history(kept.info.run_id, "reward/mean")
-    values = sorted((each.step, each.value) for each in history)
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_id == identifier(tmp_path, "mlflow")
+    assert run.info.run_name == "first"
+    assert run.info.status == "FINISHED"
+    assert run.data.params["worker.rollout.n"] == "12345"
+    history = client.get_metric_history(run.info.run_id, "reward/mean")
+    values = sorted((logged.step, logged.value) for logged in history)
     assert values == [(1, FIRST), (2, AGAIN), (2, AGAIN), (3, LAST)]
-    assert math.isnan(client.get_metric_history(kept.info.run_id, "actor/grad_norm")[0].value)
-    assert client.get_metric_history(kept.info.run_id, "val/pass_4")[0].value == 1.0
+    assert math.isnan(client.get_metric_history(run.info.run_id, "actor/grad_norm")[0].value)
+    assert client.get_metric_history(run.info.run_id, "val/pass_4")[0].value == 1.0
     artifacts = tmp_path / "mlflow" / "artifacts"
     (samples,) = artifacts.rglob("generations/step_3.jsonl")
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
@@ -295,7 +298,7 @@ def test_trackio_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, mo
     assert name.startswith("first-")
     assert SQLiteStorage.get_runs("geometry") == [name]
     logs = SQLiteStorage.get_logs("geometry", name)
-    values = [(each["step"], each["reward/mean"]) for each in logs if "reward/mean" in each]
+    values = [(entry["step"], entry["reward/mean"]) for entry in logs if "reward/mean" in entry]
     assert values == [(1, FIRST), (2, AGAIN), (2, AGAIN), (3, LAST)]
     [samples] = [log["val/generations"] for log in logs if "val/generations" in log]
     assert [row["response"] for row in samples["_value"]] == ["the_answer_is_24"] * 2
@@ -303,9 +306,9 @@ def test_trackio_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, mo
     [credit] = [path for path in (tmp_path / "trackio").rglob("*.html") if "media" in path.parts]
     require_credit(credit.read_text())
     assert SQLiteStorage.get_run_config("geometry", name)["worker"] == {"rollout": {"n": 12345}}
-    other = build_sink("trackio", of_geometry(tmp_path / "other"))
-    other.log_metrics(1, {"reward/mean": LAST})
-    other.close()
+    second_run = build_sink("trackio", of_geometry(tmp_path / "other"))
+    second_run.log_metrics(1, {"reward/mean": LAST})
+    second_run.close()
     assert len(SQLiteStorage.get_runs("geometry")) == 2
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from actors import differing
 from generator_cases import reference_model
 from rounding import GRADIENTS, LOG_PROBS, ORDERS, moved_by_one_unit, one_unit_off
 from torch import Tensor
@@ -19,7 +20,6 @@ from training_runs import (
     BuildActor,
     batch_of,
     denominators_of,
-    differing,
     encoded,
     gradient_of,
     largest_gap,
@@ -100,16 +100,19 @@ def test_gradients_are_those_of_plain_autograd(
         rows=rows, sampled_log_probs=torch.zeros(mask.shape), advantages=advantages, response_mask=mask,
         denominators=denominators_of(mask),
     )  # fmt: skip
-    actor, model = build_actor(), reference_model(tiny_model_folder)
-    before = parameters_of(actor)
-    found = dict(zip(before, gradients_of(actor, batch), strict=True))
-    assert differing(before, parameters_of(actor)) == []
+    actor = build_actor()
+    model = reference_model(tiny_model_folder)
+    weights_before = parameters_of(actor)
+    gradients = dict(zip(weights_before, gradients_of(actor, batch), strict=True))
+    assert differing(weights_before, parameters_of(actor)) == []
     model.requires_grad_(True)
     for log_probs, of_row in zip(reference_log_probs(model, rows), advantages, strict=True):
-        (-(of_row[: len(log_probs)] * log_probs).sum() / mask.sum()).backward()
+        weighted = of_row[: len(log_probs)] * log_probs
+        (-weighted.sum() / mask.sum()).backward()
     expected = {f"model.{name}": parameter.grad for name, parameter in model.named_parameters()}
-    flat = [torch.cat([each[name].flatten() for name in found]) for each in (found, expected)]
-    assert relative_gap(*flat) < 1e-5
+    flat_gradient = torch.cat([gradients[name].flatten() for name in gradients])
+    flat_expected = torch.cat([expected[name].flatten() for name in gradients])
+    assert relative_gap(flat_gradient, flat_expected) < 1e-5
 
 
 @pytest.mark.parametrize("on_policy", [True, False])
@@ -155,9 +158,9 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.sums_in_place += func is torch.ops.aten.addmm_.default
         result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(each, Tensor):
-                self.largest = max(self.largest, each.numel())
+        for part in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(part, Tensor):
+                self.largest = max(self.largest, part.numel())
         return result
 
 
@@ -194,16 +197,20 @@ def test_no_tensor_of_rows_x_tokens_x_vocabulary_is_ever_made(
 def test_an_optimizer_batch_without_live_rows_still_moves_adam(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     actor = build_actor(optim__lr="1e-3")
     full = own_batch(actor, rows)
-    empty = dataclasses.replace(full, rows=[], **{
-        name: getattr(full, name)[:0] for name in ("old_log_probs", "advantages", "response_mask")
-    })  # fmt: skip
+    empty = dataclasses.replace(
+        full,
+        rows=[],
+        old_log_probs=full.old_log_probs[:0],
+        advantages=full.advantages[:0],
+        response_mask=full.response_mask[:0],
+    )
     actor.update([full], step=0)
-    before = parameters_of(actor)
+    weights_before = parameters_of(actor)
     metrics = actor.update([empty], step=1)
     assert metrics["actor/grad_norm"].result == 0
-    after = parameters_of(actor)
-    name = next(name for name in before if name.endswith("q_proj.weight"))
-    assert not torch.equal(before[name], after[name])
+    weights_after = parameters_of(actor)
+    name = next(name for name in weights_before if name.endswith("q_proj.weight"))
+    assert not torch.equal(weights_before[name], weights_after[name])
     steps = {float(state["step"]) for state in actor.optimizer.state.values()}
     assert steps == {2.0}
 
@@ -244,8 +251,8 @@ def test_moving_an_optimizers_state_takes_its_moments_alone() -> None:
     weight.grad = torch.ones(3)
     optimizer.step()
     move_state(optimizer, torch.device("meta"))
-    found = {name: value.device.type for name, value in optimizer.state[weight].items()}
-    assert found == {"step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
+    devices = {name: value.device.type for name, value in optimizer.state[weight].items()}
+    assert devices == {"step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
 
 
 def test_a_gpus_process_group_serves_host_memory_too() -> None:
@@ -259,26 +266,27 @@ def one_step(actor: Actor, rows: list[ScoringRow], *, step: int) -> None:
 
 
 def equal(left: list[Tensor], right: list[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
+    return all(torch.equal(*pair) for pair in zip(left, right, strict=True))
 
 
 def test_a_snapshot_every_2_steps_is_the_actor_at_2_and_4(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     teacher = TeacherConfig(source="snapshot", sync_every=2)
     actor = build_actor(teacher=teacher, optim__lr="1e-3", fsdp__enable_full_shard=False)
-    kept = actor.score(rows)
+    of_snapshot = actor.score(rows)
     for step in range(4):
         one_step(actor, rows, step=step)
         student = actor.score(rows)
         if (step + 1) % 2 == 0:
-            kept = student
-        assert equal(actor.score_teacher(rows), kept)
-        assert equal(student, kept) == (step in (1, 3))
+            of_snapshot = student
+        assert equal(actor.score_teacher(rows), of_snapshot)
+        assert equal(student, of_snapshot) == (step in (1, 3))
 
 
 def test_a_pass_of_the_average_restores_the_students_bits(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     actor = build_actor(teacher=TeacherConfig(source="ema", ema_decay=0.5), optim__lr="1e-3")
     one_step(actor, rows, step=0)
-    live, student = parameters_of(actor), actor.score(rows)
+    live = parameters_of(actor)
+    student = actor.score(rows)
     taught = actor.score_teacher(rows)
     assert differing(live, parameters_of(actor)) == []
     assert equal(actor.score(rows), student)
@@ -367,7 +375,9 @@ def test_gradient_loss_and_update_do_not_depend_on_micro_batches(
     kind: str, build_actor: BuildActor, build_critic: BuildCritic, rows: list[ScoringRow]
 ) -> None:
     """Actors' weights come within a thousandth of a step, which is at a learning rate of 1e-4; the critic's is 1e-3."""
-    found, weights, losses = [], [], []
+    gradients = []
+    weights = []
+    losses = []
     for size in (6, 1, 4):
         if kind == "critic":
             worker: Any = build_critic(micro_batch_size_per_device_for_update=size)
@@ -376,18 +386,18 @@ def test_gradient_loss_and_update_do_not_depend_on_micro_batches(
             mode = kind.removeprefix("actor, ")
             worker = build_actor(micro_batch_size_per_device_for_update=size, loss_avg_mode=mode)
             batch = own_batch(worker, rows)
-        found.append(gradient_of(worker, batch))
+        gradients.append(gradient_of(worker, batch))
         metrics = worker.update([batch], step=0)
         losses.append(
             metrics["critic/vf_loss"].result if kind == "critic" else 0.0
         )  # actors' advantages cancel in theirs
         weights.append(torch.cat([weight.flatten() for weight in parameters_of(worker).values()]))
-    assert float(found[0].norm()) > 1e-3
+    assert float(gradients[0].norm()) > 1e-3
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
-    for other in (1, 2):
-        assert relative_gap(found[other], found[0]) < GRADIENTS
+    for number in (1, 2):
+        assert relative_gap(gradients[number], gradients[0]) < GRADIENTS
         # Adam divides tiny gradients by their own size, so a few entries may turn.
-        moved_apart = float((weights[0] - weights[other]).abs().mean())
+        moved_apart = float((weights[0] - weights[number]).abs().mean())
         assert moved_apart < (GRADIENTS if kind == "critic" else 1e-3 * 1e-4)
 
 
@@ -414,7 +424,7 @@ def test_a_restored_critic_continues_with_the_same_bits(
     restored = build_critic(seed=2, **settings)
     load_state(restored, tmp_path / "critic")
     assert largest_gap(critic.values(rows), restored.values(rows)) == 0.0
-    metrics = [each.update([batch], step=2) for each in (critic, restored)]
+    metrics = [worker.update([batch], step=2) for worker in (critic, restored)]
     assert metrics[0] == metrics[1]
     assert differing(parameters_of(critic), parameters_of(restored)) == []
     assert largest_gap(critic.values(rows), restored.values(rows)) == 0.0
@@ -426,7 +436,7 @@ def test_a_body_in_bfloat16_leaves_head_and_values_in_float32(
 ) -> None:
     critic = build_critic(fsdp__mp_param_dtype="bf16", fsdp__torch_dtype=dtype)
     values = critic.values(rows)
-    assert largest_gap(values, (each.bfloat16().float() for each in values)) > 0
+    assert largest_gap(values, (of_row.bfloat16().float() for of_row in values)) > 0
     assert largest_gap(values, build_critic().values(rows)) < 0.02
     assert critic.update([critic_batch(rows, rising, values)], step=0)["critic/grad_norm"].result > 0.0
     assert values[0].dtype == critic.module.head.weight.dtype == torch.float32

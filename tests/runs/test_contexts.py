@@ -101,14 +101,14 @@ def test_a_reference_is_cut_to_fit_the_context_and_pictures_stay(tiny_processing
     image_token = tiny_processing.image_token_id
     for room in (5, 20):
         limit = len(whole.token_ids) - room
-        found = builder(tiny_processing, max_context_length=limit).fitted(task, student, reference, is_answer=False)
-        assert found is not None
-        cut, kept = found
+        fitted = builder(tiny_processing, max_context_length=limit).fitted(task, student, reference, is_answer=False)
+        assert fitted is not None
+        cut, kept_words = fitted
         assert limit - 4 <= len(cut.token_ids) <= limit
         assert cut.token_ids.count(image_token) == student.token_ids.count(image_token) == 4 + 6
         assert cut.images is student.images
         words = shown(tiny_processing, cut).partition("answer: ")[2].partition("<|im_end|>")[0]
-        assert words == kept
+        assert words == kept_words
         assert reference.startswith(f"{words} ")  # no number is cut in two
 
 
@@ -155,8 +155,8 @@ def test_a_blind_teacher_has_no_image_token(
     with caplog.at_level("WARNING", logger="cepo"):
         contexts = builder(tiny_processing, placement=placement, with_images=False)
     assert "teacher.with_images is false" in caplog.text
-    before = (Turn("user", "<im<image>age>What?"), Turn("assistant", "A square."))
-    task = dataclasses.replace(problem("Find x<image>.", images=2), history=before)
+    history = (Turn("user", "<im<image>age>What?"), Turn("assistant", "A square."))
+    task = dataclasses.replace(problem("Find x<image>.", images=2), history=history)
     student = contexts.student(task)
     teacher = contexts.teacher(task, student, "42")
     blind = contexts.blind(task)
@@ -178,10 +178,10 @@ def masked_by_hand(image: Image.Image, seed: str, probability: float, patch_size
     """The image with black squares, drawn one after the other in the order of random.Random(seed)."""
     drawn = random.Random(seed)
     copy = image.copy()
-    for top in range(0, image.height, patch_size):
-        for left in range(0, image.width, patch_size):
+    for top_edge in range(0, image.height, patch_size):
+        for left_edge in range(0, image.width, patch_size):
             if drawn.random() < probability:
-                copy.paste((0, 0, 0), (left, top, left + patch_size, top + patch_size))
+                copy.paste((0, 0, 0), (left_edge, top_edge, left_edge + patch_size, top_edge + patch_size))
     return copy
 
 
@@ -223,11 +223,11 @@ def test_the_masked_view_is_blackened_by_its_settings(tiny_processing: Processin
     task = problem()
     student = contexts.student(task)
     rollouts = rollouts_of([(5, 6), (7, 8)], [1.0, 0.0], problems=[task], prompts=[student])
-    these = RolloutGroup(
+    prompt_group = RolloutGroup(
         prompt_id="0", ground_truth="4", rollouts=[rollout(0, 1.0, "4"), rollout(1, 0.0, "7")], seed=1, step=2
     )
     estimator = build_estimator("vppo", {"mask_square": square})
-    (view,), learning = plan_views(rollouts, torch.ones(2, dtype=torch.bool), [these], estimator, contexts)
+    (view,), learning = plan_views(rollouts, torch.ones(2, dtype=torch.bool), [prompt_group], estimator, contexts)
     mask = PatchMask(probability=0.5, seed="mask/1/2/0", square=square)
     expected = contexts.masked(task, student, mask)
     assert expected.images is not None
@@ -383,11 +383,16 @@ def test_leak_gaps_are_log_probs_with_less_without_the_answer(
     plain = contexts.student(task)
     responses = [random_response(length, length) for length in (5, 3, 9)]
     model = reference_model(tiny_model_folder)
-    with_answer, without = (
-        reference_log_probs(model, [ScoringRow(context=context, response_ids=token_array(ids)) for ids in responses])
-        for context in (contexts.teacher(task, plain, "4"), plain)
-    )
-    gaps = [one - other for one, other in zip(with_answer, without, strict=True)]
+
+    def log_probs_after(context: EncodedPrompt) -> list[torch.Tensor]:
+        rows = [ScoringRow(context=context, response_ids=token_array(ids)) for ids in responses]
+        return reference_log_probs(model, rows)
+
+    with_answer = log_probs_after(contexts.teacher(task, plain, "4"))
+    without_answer = log_probs_after(plain)
+    gaps: list[torch.Tensor] = []
+    for log_probs, log_probs_without in zip(with_answer, without_answer, strict=True):
+        gaps.append(log_probs - log_probs_without)
     rollouts = rollouts_of(
         [*responses, (1, 2)],
         problems=[task],
@@ -395,17 +400,15 @@ def test_leak_gaps_are_log_probs_with_less_without_the_answer(
         responses=["it is 4", "as the given answer says", "the hint is 4", "not among the rows that are probed"],
         correct=torch.tensor([True, False, False, True]),
     )
-    found = results(leak_metrics(rollouts, 3, contexts, cast("Any", build_actor())))
-    assert found == pytest.approx(
-        {
-            "leak/mention_fraction": 2 / 3,
-            "leak/hint_gap_right": float(gaps[0].mean()),
-            "leak/hint_gap_wrong": float(torch.cat(gaps[1:]).mean()),
-            "leak/log_likelihood_gap": sum(float(gap.sum()) for gap in gaps) / 3,
-        },
-        abs=1e-5,
-    )
-    assert min(abs(value) for value in found.values()) > 1e-3
+    metrics = results(leak_metrics(rollouts, 3, contexts, cast("Any", build_actor())))
+    expected = {
+        "leak/mention_fraction": 2 / 3,
+        "leak/hint_gap_right": float(gaps[0].mean()),
+        "leak/hint_gap_wrong": float(torch.cat(gaps[1:]).mean()),
+        "leak/log_likelihood_gap": sum(float(gap.sum()) for gap in gaps) / 3,
+    }
+    assert metrics == pytest.approx(expected, abs=1e-5)
+    assert min(abs(value) for value in metrics.values()) > 1e-3
 
 
 @pytest.mark.heavy
@@ -428,7 +431,7 @@ def test_the_contrast_of_inputs_reads_the_next_problem(
         for row, scored in view.rows.items():
             following = (row // rollouts.group_size + 1) % num_problems
             assert scored.context is rollouts.prompts[following]
-            shown = f"(the prompt of problem {rollouts.problems[following].prompt_id} in place of the student's)"
-            assert view.references[row] == shown
+            expected = f"(the prompt of problem {rollouts.problems[following].prompt_id} in place of the student's)"
+            assert view.references[row] == expected
         assert len(view.rows) == len(gap)
         assert (gap > 10 * LOG_PROBS).all()

@@ -77,7 +77,10 @@ def write(folder: Path, form: str, rows: Sequence[dict[str, Any]], *, stem: str 
 
 
 def sizes(problems: Sequence[Problem]) -> list[list[tuple[int, int]]]:
-    return [[image.size for image in problem.images] for problem in problems]
+    sizes_of_problems: list[list[tuple[int, int]]] = []
+    for problem in problems:
+        sizes_of_problems.append([image.size for image in problem.images])
+    return sizes_of_problems
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow", "json", "jsonl"])
@@ -109,7 +112,10 @@ def test_images_as_bytes_read_like_their_files(
         content = (picture_folder / name).read_bytes()
         return {"bytes": content, "path": None} if is_struct else content
 
-    rows = [row | {"images": [cell(name) for name in row["images"]]} for row in ROWS]
+    rows: list[dict[str, Any]] = []
+    for row in ROWS:
+        cells = [cell(name) for name in row["images"]]
+        rows.append(row | {"images": cells})
     assert sizes(read(write(tmp_path, form, rows))) == SIZES
     one_image = ROWS[1] | {"images": cell("a.png")}
     no_image = ROWS[0] | {"images": None}
@@ -205,14 +211,14 @@ def test_several_files_are_one_set_or_weighted(
 
 def asked(steps: range, **settings: object) -> list[tuple[int, int]]:
     usual: dict[str, object] = {"shuffle": True, "seed": 1, "batch_size": 4}
-    return [each for step in steps for each in weighted_indices(step, **(usual | settings))]  # pyright: ignore[reportArgumentType]
+    return [place for step in steps for place in weighted_indices(step, **(usual | settings))]  # pyright: ignore[reportArgumentType]
 
 
 def test_each_pass_of_a_set_asks_each_problem_once() -> None:
     set_sizes = [10, 5]
-    both = asked(range(10), sizes=set_sizes, weights=[0.5, 0.5], batch_size=6)
+    asked_of_sets = asked(range(10), sizes=set_sizes, weights=[0.5, 0.5], batch_size=6)
     for number, size in enumerate(set_sizes):
-        indices = [index for part, index in both if part == number]
+        indices = [index for part, index in asked_of_sets if part == number]
         passes = [indices[start : start + size] for start in range(0, len(indices) - size, size)]
         assert len(passes) >= 2
         for one_pass in passes:

@@ -44,16 +44,19 @@ def test_the_entropys_gradient_is_that_of_plain_transformers(
     """`-0.3 sum_t H_t / tokens` alone, for rows without images, with one and with two."""
     actor = build_actor(entropy_coef="0.3")
     names = list(parameters_of(actor))
-    found = dict(zip(names, gradients_of(actor, on_policy_batch(rows, [0.0] * 6)), strict=True))
+    batch = on_policy_batch(rows, [0.0] * 6)
+    gradients = dict(zip(names, gradients_of(actor, batch), strict=True))
     model = reference_model(tiny_model_folder)
     model.requires_grad_(True)
     num_tokens = int(mask_of(rows).sum())
     for row in rows:
         log_p = reference_logits(model, row).log_softmax(dim=1)
-        (0.3 * (log_p.exp() * log_p).sum() / num_tokens).backward()
+        negative_entropy = (log_p.exp() * log_p).sum()
+        (0.3 * negative_entropy / num_tokens).backward()
     expected = {f"model.{name}": parameter.grad for name, parameter in model.named_parameters()}
-    flat = [torch.cat([each[name].flatten() for name in found]) for each in (found, expected)]
-    assert relative_gap(*flat) < GRADIENTS
+    flat_gradient = torch.cat([gradients[name].flatten() for name in gradients])
+    flat_expected = torch.cat([expected[name].flatten() for name in gradients])
+    assert relative_gap(flat_gradient, flat_expected) < GRADIENTS
 
 
 SETTINGS: dict[str, dict[str, str]] = {
@@ -83,8 +86,8 @@ def test_beside_a_divergence_the_entropys_gradient_is_the_same(build_actor: Buil
                 batch = dataclasses.replace(batch, distillation=distillation)
             gradients[distils, coefficient] = gradient_of(actor, batch)
     alone = gradients[False, 0.5] - gradients[False, 0.0]
-    beside = gradients[True, 0.5] - gradients[True, 0.0]
-    assert relative_gap(beside, alone) < 10 * GRADIENTS
+    with_divergence = gradients[True, 0.5] - gradients[True, 0.0]
+    assert relative_gap(with_divergence, alone) < 10 * GRADIENTS
 
 
 def test_metrics_are_the_mean_entropy_and_its_share_of_the_loss(
@@ -116,9 +119,9 @@ def test_a_bonus_widens_distributions_and_a_penalty_narrows_them(
     changes: dict[float, float] = {}
     for coefficient in (1.0, -1.0):
         actor = build_actor(entropy_coef=coefficient, optim__lr="1e-3")
-        before = float(torch.cat(actor.entropies(rows)).mean())
+        entropy_before = float(torch.cat(actor.entropies(rows)).mean())
         actor.update([on_policy_batch(rows, [0.0] * 6)] * 3, step=0)
-        changes[coefficient] = float(torch.cat(actor.entropies(rows)).mean()) - before
+        changes[coefficient] = float(torch.cat(actor.entropies(rows)).mean()) - entropy_before
     assert changes[1.0] > 0.05
     assert changes[-1.0] < -0.05
 

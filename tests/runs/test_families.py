@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from actors import differing
 from config_arguments import LORA_SCRIPT, easyr1s_file
 from generator_cases import picture
 from json_files import read_lines, write_lines
@@ -25,7 +26,6 @@ from training_runs import (
     BuildActor,
     FinishedRun,
     Train,
-    differing,
     encoded,
     largest_gap,
     random_response,
@@ -103,9 +103,10 @@ def plain_inputs(folder: Path, text: str, images: list[Image.Image]) -> dict[str
     from transformers import AutoProcessor
 
     processor: Any = AutoProcessor.from_pretrained(folder)
-    content: Any = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": text}]
-    if not hasattr(processor, "image_processor"):
-        content = text
+    content: Any = text
+    if hasattr(processor, "image_processor"):
+        content = [{"type": "image", "image": image} for image in images]
+        content.append({"type": "text", "text": text})
     options = {"tokenize": True, "add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
     return processor.apply_chat_template([{"role": "user", "content": content}], **options)
 
@@ -128,10 +129,11 @@ def expected_log_probs(model: Any, folder: Path, family: str, rows: list[Scoring
             response = torch.tensor(row.response_ids)[None]
             inputs = prompt | {"input_ids": torch.cat([ids, response], dim=1)}
             for name in {"attention_mask", "mm_token_type_ids", "token_type_ids"} & set(prompt):
-                further = torch.full_like(response, int(name == "attention_mask"))
-                inputs[name] = torch.cat([prompt[name], further], dim=1)
+                of_response = torch.full_like(response, int(name == "attention_mask"))
+                inputs[name] = torch.cat([prompt[name], of_response], dim=1)
             logits = model(**inputs).logits[0, ids.shape[1] - 1 : -1]
-            expected.append(logits.log_softmax(dim=1).gather(1, response.T)[:, 0])
+            log_probs = logits.log_softmax(dim=1)
+            expected.append(log_probs.gather(1, response.T)[:, 0])
     return expected
 
 
@@ -169,24 +171,24 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
     assert actor.passes.packed == processing.family.packs
     assert actor.passes.packed or actor.module.why_padded == processing.family.why_padded
     weights = [0.3 * (-1) ** number for number in range(len(rows))]
-    sum(weight * each.sum() for weight, each in zip(weights, expected, strict=True)).backward()
+    sum(weight * row_log_probs.sum() for weight, row_log_probs in zip(weights, expected, strict=True)).backward()
     batch = collate(rows, processing=processing, device=torch.device("cpu"))
     log_probs = actor.module(batch)[0].split([len(row.response_ids) for row in rows])
-    for name, found in (("log_probs", expected), ("packed", log_probs)):
-        gap = largest_gap(scores, [each.detach() for each in found])
+    for name, of_rows in (("log_probs", expected), ("packed", log_probs)):
+        gap = largest_gap(scores, [row_log_probs.detach() for row_log_probs in of_rows])
         record_property(name, gap)
         assert gap < log_prob_rounding(family)
-    sum(weight * each.sum() for weight, each in zip(weights, log_probs, strict=True)).backward()
+    sum(weight * row_log_probs.sum() for weight, row_log_probs in zip(weights, log_probs, strict=True)).backward()
     known = dict(model.named_parameters())
     squares = 0.0
     length = 0.0
     tower_is_reached = False
     for name, parameter in actor.module.model.named_parameters():
         gradient = known[name].grad
-        own = parameter.grad
-        assert (gradient is None) == (own is None), name
+        actors_gradient = parameter.grad
+        assert (gradient is None) == (actors_gradient is None), name
         if gradient is not None:
-            squares += float((whole(own) - gradient).double().square().sum())
+            squares += float((whole(actors_gradient) - gradient).double().square().sum())
             length += float(gradient.double().square().sum())
             tower_is_reached |= "vis" in name and bool(gradient.any())
     assert tower_is_reached == (family in VISION_FAMILIES), "the responses do not depend on the images"
@@ -208,12 +210,12 @@ def test_on_a_4_bit_base_log_probs_are_those_of_engine_weights(
             weight.data.fill_(0.02)
     weights = dict(actor.rollout_weights().tensors)
     model = plain_model(folder, family)
-    changed = [name for name, before in model.state_dict().items() if not torch.equal(weights[name], before)]
+    changed = differing(model.state_dict(), {name: weights[name] for name in model.state_dict()})
     assert len(changed) == len(quantised_weights(actor.module)) > 0
     vision = family_of(model.config).vision_parts(actor.module.base)
     assert not any(quantised_weights(part) for part in vision)
     model.load_state_dict(weights)
-    expected = [each.detach() for each in expected_log_probs(model, folder, family, rows)]
+    expected = [row_log_probs.detach() for row_log_probs in expected_log_probs(model, folder, family, rows)]
     assert largest_gap(actor.score(rows), expected) < log_prob_rounding(family)
 
 
@@ -240,21 +242,23 @@ EVERY_DAY = {
 }
 """Experts, linear attention, another vision tower, and text alone; most runs of these tests train Qwen3-VL with either engine."""
 ONE_MORE = pytest.mark.nightly("each is one more engine and run of seconds")
+
+
+def runs_of(family: str) -> Iterator[tuple[str, str, str]]:
+    yield family, "vllm", "cepo, LoRA"
+    yield family, "vllm", "grpo, full"
+    # The transformers engine calls the model that is trained; a few families are enough where vLLM serves the others.
+    if family in ("qwen3", "qwen3_vl", "gemma3", "gemma4_large"):
+        yield family, "transformers", "cepo, full"
+    # Adapters of the others are those that vLLM samples with.
+    if (family, "vllm", "cepo, LoRA") in REFUSED:
+        yield family, "transformers", "grpo, LoRA"
+
+
 RUNS = [
-    pytest.param(*each, marks=() if each in {*REFUSED, *EVERY_DAY} else ONE_MORE)
+    pytest.param(*run, marks=() if run in {*REFUSED, *EVERY_DAY} else ONE_MORE)
     for family in FAMILIES
-    for each in (
-        (family, "vllm", "cepo, LoRA"),
-        (family, "vllm", "grpo, full"),
-        # The transformers engine calls the model that is trained; a few families are enough where vLLM serves the others.
-        *(
-            [(family, "transformers", "cepo, full")]
-            if family in ("qwen3", "qwen3_vl", "gemma3", "gemma4_large")
-            else []
-        ),
-        # Adapters of the others are those that vLLM samples with.
-        *([(family, "transformers", "grpo, LoRA")] if (family, "vllm", "cepo, LoRA") in REFUSED else []),
-    )
+    for run in runs_of(family)
 ]
 
 
@@ -323,8 +327,8 @@ def test_a_merged_folder_has_the_checkpoints_names_and_shapes(
     actor = build_actor(folder=folder)
     save_state(actor, tmp_path / "step")
     merge_checkpoint(tmp_path / "step", tmp_path / "merged", BaseModel(path=str(folder)))
-    merged, base = (load_file(each / "model.safetensors") for each in (tmp_path / "merged", folder))
-    assert merged.keys() == base.keys()
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    base = load_file(folder / "model.safetensors")
     assert differing(merged, base) == []
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from actors import differing
 from generator_cases import picture
 from json_files import read_lines, write_lines
 from safetensors.torch import load_file
@@ -22,7 +23,6 @@ from training_runs import (
     actor_of,
     around,
     checked_config,
-    differing,
     parameters_of,
 )
 
@@ -92,11 +92,11 @@ def test_a_step_with_broken_numbers_is_left_out_if_asked(train: Train, caplog: p
     finished = train(*TWO_TEACHERS, *options, prepare=prepare)
     assert [row["actor/skipped_updates"] for row in finished.metrics] == [0, 1, 1, 1, 0]
     for planted, (_, _, name, count) in PLANTED.items():
-        found = {row["step"]: row[f"health/nonfinite_{name}"] for row in finished.metrics}
-        assert found[1] == 0
-        assert found[5] == 0
-        assert found[planted] == count if count else found[planted] > 100
-        said = f"step {planted}: {found[planted]:g} {name.replace('_', '-')} are not finite (trainer.on_fault=skip)"
+        counts = {row["step"]: row[f"health/nonfinite_{name}"] for row in finished.metrics}
+        assert counts[1] == 0
+        assert counts[5] == 0
+        assert counts[planted] == count if count else counts[planted] > 100
+        said = f"step {planted}: {counts[planted]:g} {name.replace('_', '-')} are not finite (trainer.on_fault=skip)"
         assert said in caplog.text
         assert differing(seen[1], seen[planted]) == []
     assert differing(seen[4], seen[5]) != []
@@ -105,10 +105,13 @@ def test_a_step_with_broken_numbers_is_left_out_if_asked(train: Train, caplog: p
 def drifting(trainer: Trainer, generate: Any, requests: Any, settings: Any, _: Any = None) -> list[list[Generation]]:
     """The engine's log-probs are off by 3 nats from step 2 on."""
     off = 3.0 * (trainer.state.step > 0)
-    return [
-        [dataclasses.replace(one, log_probs=tuple(value - off for value in one.log_probs)) for one in group]
-        for group in generate(requests, settings)
-    ]
+
+    def drifted(generation: Generation) -> Generation:
+        log_probs = tuple(value - off for value in generation.log_probs)
+        return dataclasses.replace(generation, log_probs=log_probs)
+
+    groups: list[list[Generation]] = generate(requests, settings)
+    return [list(map(drifted, group)) for group in groups]
 
 
 def endless_momentum(actor: Any) -> None:
@@ -165,17 +168,19 @@ def test_collapsed_responses_are_named_after_some_steps(
 
     def collapsed(trainer: Trainer, generate: Any, requests: Any, settings: Any, _: Any = None) -> Any:
         ids = (65,) * 10 if kind == "repeated" else (trainer.processing.eos_token_ids[0],)
-        own = Generation.of(ids, [-1.0] * len(ids), finished=kind == "empty")
-        return [[own for _ in group] for group in generate(requests, settings)]
+        response = Generation.of(ids, [-1.0] * len(ids), finished=kind == "empty")
+        return [[response] * len(group) for group in generate(requests, settings)]
 
     options = ["trainer.max_steps=3", "trainer.collapse_steps=2"]
     finished = train(*options, prepare=around("backend.generate", collapsed))
     assert [row[f"health/{kind}_fraction"] for row in finished.metrics] == [1, 1, 1]
     assert [row["health/equal_reward_steps"] for row in finished.metrics] == [1, 2, 3]
-    told = [record.getMessage() for record in caplog.records if "in a row" in record.getMessage()]
-    assert sorted(text[:7] for text in told) == ["step 2:", "step 2:"]
-    assert any(f"at least half of the responses of 2 steps in a row {words}" in text for text in told)
-    assert any("all responses of 2 steps in a row got the same reward" in text for text in told)
+    messages = [record.getMessage() for record in caplog.records]
+    told = [message for message in messages if "in a row" in message]
+    assert len(told) == 2
+    assert all(message.startswith("step 2:") for message in told)
+    assert any(f"at least half of the responses of 2 steps in a row {words}" in message for message in told)
+    assert any("all responses of 2 steps in a row got the same reward" in message for message in told)
 
 
 def test_skipped_steps_are_saved_at_the_end_of_the_run_alone(train: Train, tmp_path: Path) -> None:
@@ -213,8 +218,8 @@ def test_a_bad_row_is_named_or_left_out(
     options = [*tiny_run, f"data.train_files={file}", f"data.image_dir={tmp_path}"]
     with pytest.raises(DataError) as refused:
         ProblemSet(str(file), checked_config(options).data, tiny_processing)
-    for each in [*words, str(file), "row 2", "data.skip_bad_rows=true"]:
-        assert each in str(refused.value)
+    for word in [*words, str(file), "row 2", "data.skip_bad_rows=true"]:
+        assert word in str(refused.value)
     problems = ProblemSet(str(file), checked_config([*options, "data.skip_bad_rows=true"]).data, tiny_processing)
     assert problems.skipped == Counter(bad=1)
     assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
@@ -230,9 +235,9 @@ def test_a_bad_row_is_named_or_left_out(
 def test_missing_solutions_are_noticed_before_a_model_is_loaded(
     train: Train, no_model: None, tmp_path: Path, changes: list[dict[str, Any]], words: list[str]
 ) -> None:
-    shown = ["algorithm.adv_estimator=opsd", "algorithm.positive.source=solution", "data.prompt_key=problem"]
+    arguments = ["algorithm.adv_estimator=opsd", "algorithm.positive.source=solution", "data.prompt_key=problem"]
     with pytest.raises(ConfigError) as refused:
-        train(*shown, f"data.train_files={write_rows(tmp_path, *changes)}", f"data.image_dir={tmp_path}")
+        train(*arguments, f"data.train_files={write_rows(tmp_path, *changes)}", f"data.image_dir={tmp_path}")
     assert [word for word in words if word not in str(refused.value)] == []
     assert not (tmp_path / "run").exists()
 
@@ -272,5 +277,7 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(train: Train, tmp_p
     metrics = finished.metrics[0]
     assert metrics["reward/num_raised"] == metrics["reward/num_timed_out"] == 2
     assert metrics["reward/mean"] == 0.5
-    rewards = {group["prompt_id"]: [each["reward"] for each in group["rollouts"]] for group in finished.rollouts}
+    rewards: dict[str, list[float]] = {}
+    for group in finished.rollouts:
+        rewards[group["prompt_id"]] = [rollout["reward"] for rollout in group["rollouts"]]
     assert rewards == {"0": [0, 0], "1": [0, 0], "2": [1, 1], "3": [1, 1]}

@@ -20,8 +20,9 @@ from typing import Any
 
 import pytest
 import torch
+from actors import differing
 from torch import Tensor
-from training_runs import REWARD_FUNCTIONS, WRONG_ROLLOUTS_TEACH, actor_of, differing, run, whole
+from training_runs import REWARD_FUNCTIONS, WRONG_ROLLOUTS_TEACH, actor_of, run, whole
 
 from cepo.algorithms import available_estimators
 from cepo.rollout.generator import FullWeights
@@ -66,11 +67,11 @@ def served_weights(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for name, tensor in weights.items():
-        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        found.update(tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()
+        checksum.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        checksum.update(tensor.contiguous().numpy().tobytes())
+    return checksum.hexdigest()
 
 
 def projections(gradient: Mapping[str, Tensor]) -> list[float]:
@@ -88,7 +89,9 @@ def keep_first_gradient(trainer: Trainer, gradient: dict[str, Tensor]) -> None:
     def keep(*_: object) -> None:
         if not gradient:
             named = actor.module.named_parameters()
-            gradient.update({name: whole(each.grad).clone() for name, each in named if each.grad is not None})
+            gradient.update(
+                {name: whole(parameter.grad).clone() for name, parameter in named if parameter.grad is not None}
+            )
 
     actor.optimizer.register_step_pre_hook(keep)
 
@@ -105,41 +108,41 @@ def recorded(method: str, found: dict[str, Any], bits: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_steps_end_with_the_weights_that_were_recorded(method: str, tiny_run: list[str], tmp_path: Path) -> None:
-    before: dict[str, Tensor] = {}
+    initial_weights: dict[str, Tensor] = {}
     gradient: dict[str, Tensor] = {}
 
     def prepare(trainer: Trainer) -> None:
-        before.update(served_weights(trainer))
+        initial_weights.update(served_weights(trainer))
         keep_first_gradient(trainer, gradient)
 
     overrides = [*SETTINGS, f"algorithm.adv_estimator={method}"]
     overrides += WRONG_ROLLOUTS_TEACH.get(method, [])
     done = run(tiny_run, *overrides, folder=tmp_path / "run", prepare=prepare)
-    after = served_weights(done.trainer)
-    assert len(differing(before, after)) > 20
-    assert all(bool(torch.isfinite(weight).all()) for weight in after.values())
+    trained_weights = served_weights(done.trainer)
+    assert len(differing(initial_weights, trained_weights)) > 20
+    assert all(bool(torch.isfinite(weight).all()) for weight in trained_weights.values())
     assert [row["step"] for row in done.metrics if "reward/mean" in row] == [1, 2]
     first = next(row for row in done.metrics if "reward/mean" in row)
-    found = {
+    statistics = {
         "first step": {name: first[name] for name in FIRST_STEP},
         "projections of the first gradient": projections(gradient),
     }
-    entry = recorded(method, found, digest(after))
+    entry = recorded(method, statistics, digest(trained_weights))
     expected = entry["statistics"]
     # Rewards and lengths are counts: they differ only where rounding turns a sampled token.
-    assert found["first step"] == pytest.approx(expected["first step"], rel=1e-2)
+    assert statistics["first step"] == pytest.approx(expected["first step"], rel=1e-2)
     # The gradient's error is GRADIENTS of its length, along a direction as much; a wrong sign or scale of one row is 1e-2.
-    wanted = expected["projections of the first gradient"]
-    assert found["projections of the first gradient"] == pytest.approx(wanted, abs=1e-3)
-    assert entry["digests"].get(machine(), digest(after)) == digest(after)
+    expected_projections = expected["projections of the first gradient"]
+    assert statistics["projections of the first gradient"] == pytest.approx(expected_projections, abs=1e-3)
+    assert entry["digests"].get(machine(), digest(trained_weights)) == digest(trained_weights)
 
 
 def test_projections_tell_a_gradient_from_its_negative() -> None:
     generator = torch.Generator().manual_seed(1)
     gradient = {"a": torch.randn(1000, generator=generator), "b": torch.randn(20, 30, generator=generator)}
-    found = projections(gradient)
-    assert found != pytest.approx([0.0] * NUM_DIRECTIONS, abs=0.5)
+    of_gradient = projections(gradient)
+    assert of_gradient != pytest.approx([0.0] * NUM_DIRECTIONS, abs=0.5)
     negated = {name: -tensor for name, tensor in gradient.items()}
-    assert projections(negated) == pytest.approx([-value for value in found])
+    assert projections(negated) == pytest.approx([-value for value in of_gradient])
     turned = {name: tensor.flip(0) for name, tensor in gradient.items()}
-    assert projections(turned) != pytest.approx(found, abs=0.05)
+    assert projections(turned) != pytest.approx(of_gradient, abs=0.05)

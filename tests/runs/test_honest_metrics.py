@@ -58,18 +58,19 @@ def test_the_work_of_a_validation_is_no_part_of_the_steps(once: Train, one_step:
     settings = ["trainer.val_before_train=true", "trainer.leak_probe_size=8", f"data.val_files={problem_file}"]
     validated = one_step(*settings)
     assert [line["step"] for line in validated.metrics if "val/reward" in line] == [0, 1], "before and at the end"
-    [other] = validated.steps
+    [step_with_validation] = validated.steps
     names = [name for name in plain if name.startswith("work/")]
     assert {"work/tokens_computed", "work/pictures_encoded"} <= set(names)
-    assert {name: other[name] for name in names} == {name: plain[name] for name in names}
+    assert {name: step_with_validation[name] for name in names} == {name: plain[name] for name in names}
 
 
 def test_entropy_and_clip_fraction_do_not_depend_on_the_method(once: Train) -> None:
-    [plain], [other] = once(ONE_STEP).steps, once(ONE_STEP, "algorithm.adv_estimator=opsd").steps
-    assert plain["work/live_fraction"] < other["work/live_fraction"] == 1
-    assert plain["rollout/entropy"] == other["rollout/entropy"] > 1
-    assert other["actor/live_entropy"] != pytest.approx(plain["actor/live_entropy"], rel=1e-3)
-    assert "actor/entropy_loss" not in plain
+    [of_grpo] = once(ONE_STEP).steps
+    [of_opsd] = once(ONE_STEP, "algorithm.adv_estimator=opsd").steps
+    assert of_grpo["work/live_fraction"] < of_opsd["work/live_fraction"] == 1
+    assert of_grpo["rollout/entropy"] == of_opsd["rollout/entropy"] > 1
+    assert of_opsd["actor/live_entropy"] != pytest.approx(of_grpo["actor/live_entropy"], rel=1e-3)
+    assert "actor/entropy_loss" not in of_grpo
 
 
 def test_rows_that_no_reference_is_found_for_get_no_update_pass(one_step: Train) -> None:
@@ -83,19 +84,23 @@ def test_rows_that_no_reference_is_found_for_get_no_update_pass(one_step: Train)
 
 def test_records_show_the_reference_that_each_teacher_read(one_step: Train) -> None:
     finished = one_step(*WITH_PEERS, "algorithm.positive.exclude_self=true")
-    several = [group for group in finished.rollouts if sum(one["accuracy"] for one in group["rollouts"]) >= 2]
-    assert several
-    for group in several:
+    num_checked = 0
+    for group in finished.rollouts:
         right = [index for index, rollout in enumerate(group["rollouts"]) if rollout["accuracy"]]
-        shown = [rollout["references"]["correct"] for rollout in group["rollouts"]]
+        if len(right) < 2:
+            continue
+        num_checked += 1
+        references = [rollout["references"]["correct"] for rollout in group["rollouts"]]
         # The best right one for all but itself, which reads the second.
-        assert len(set(shown)) == 2
-        assert shown.count(shown[right[0]]) == 1
+        assert len(set(references)) == 2
+        of_best = references[right[0]]
+        assert references.count(of_best) == 1
+    assert num_checked > 0
 
 
 def test_an_answer_without_room_is_counted_and_gives_no_evidence(one_step: Train) -> None:
     def prepare(trainer: Trainer) -> None:
-        longest = max(len(trainer.contexts.student(each).token_ids) for each in trainer.problems)
+        longest = max(len(trainer.contexts.student(problem).token_ids) for problem in trainer.problems)
         trainer.contexts._max_context_length = longest + 1
 
     finished = one_step("algorithm.adv_estimator=rlsd", prepare=prepare)
@@ -103,10 +108,19 @@ def test_an_answer_without_room_is_counted_and_gives_no_evidence(one_step: Train
     assert 0 < row["references/correct_without_room"] < 1  # the shorter prompts have room
     assert row["references/correct_used"] == pytest.approx(1 - row["references/correct_without_room"])
     assert row["references/correct_cut"] == 0
-    live = [group for group in finished.rollouts if any(any(one["token_advantages"]) for one in group["rollouts"])]
-    untaught = [group for group in live if group["rollouts"][0]["references"]["correct"] is None]
-    assert 0 < len(untaught) < len(live)
-    assert not any(any(rollout["delta"]) for group in untaught for rollout in group["rollouts"])
+    num_live = 0
+    num_untaught = 0
+    for group in finished.rollouts:
+        rollouts = group["rollouts"]
+        is_live = [any(rollout["token_advantages"]) for rollout in rollouts]
+        if not any(is_live):
+            continue
+        num_live += 1
+        if rollouts[0]["references"]["correct"] is None:
+            num_untaught += 1
+            for rollout in rollouts:
+                assert not any(rollout["delta"])
+    assert 0 < num_untaught < num_live
 
 
 def emptied(attribute: str) -> Callable[[Trainer], None]:
@@ -138,11 +152,15 @@ def test_the_users_answers_are_what_teachers_read(one_step: Train) -> None:
     [row] = finished.steps
     assert row["references/responses_without_answer"] == 0
     assert row["reward/read"] == 1
-    shown = [(group, group["rollouts"][0]["references"]["wrong"]) for group in finished.rollouts]
-    assert any(reference for _, reference in shown)
-    for group, reference in shown:
-        wrong = [one["response"] for one in group["rollouts"] if one["accuracy"] == 0]
-        assert reference is None or reference in [f"{len(response)} characters" for response in wrong]
+    num_references = 0
+    for group in finished.rollouts:
+        reference = group["rollouts"][0]["references"]["wrong"]
+        if reference is None:
+            continue
+        num_references += 1
+        wrong = [rollout["response"] for rollout in group["rollouts"] if rollout["accuracy"] == 0]
+        assert reference in [f"{len(response)} characters" for response in wrong]
+    assert num_references > 0
 
 
 OVERRIDE = "worker.rollout.val_override_config"
@@ -163,21 +181,21 @@ def validated(train: Train, problem_file: Path) -> Train:
 
 def test_validation_asks_2_greedy_samples_of_3_of_5_problems(validated: Train) -> None:
     """It runs before training and at each step, of the same problems. 2 are recorded, also after a resume."""
-    asked: list[tuple[int, ...]] = []
+    asked_seeds: list[tuple[int, ...]] = []
 
     def note(requests: Any, *_: Any) -> None:
         if len(requests) != 4:  # those of a training step
-            asked.append(tuple(request.seed for request in requests))
+            asked_seeds.append(tuple(request.seed for request in requests))
 
     greedy = [f"{OVERRIDE}.n=2", f"{OVERRIDE}.temperature=0", "trainer.val_max_samples=3"]
     validated(*greedy, "trainer.max_steps=1", prepare=noting("backend.generate", note))
     resumed = validated(*greedy, prepare=noting("backend.generate", note))
     assert resumed.first_step == 1
-    assert [len(seeds) for seeds in asked] == [3] * 3
-    assert len(set(asked)) == 1
-    found = [row for row in resumed.metrics if "val/reward" in row]
-    assert [row["step"] for row in found] == [0, 1, 2]
-    assert {row["val/num_samples"] for row in found} == {6}
+    assert [len(seeds) for seeds in asked_seeds] == [3] * 3
+    assert len(set(asked_seeds)) == 1
+    validations = [row for row in resumed.metrics if "val/reward" in row]
+    assert [row["step"] for row in validations] == [0, 1, 2]
+    assert {row["val/num_samples"] for row in validations} == {6}
     assert all(0.1 < row["perf/cpu_memory_used_gb"] < 100 for row in resumed.steps)
     recorded = read_lines(resumed.folder / "generations.jsonl")
     responses: dict[tuple[int, str], list[str]] = {}
@@ -199,23 +217,29 @@ def test_batches_and_greedy_accuracy_leave_the_sampled_one(validated: Train) -> 
     sampled = [*only, f"{OVERRIDE}.n=3", "trainer.save_freq=1"]
     plain = validated(*sampled, name="plain")
     parts = validated(*sampled, "data.val_batch_size=2", name="parts")
-    both = validated(*sampled, "trainer.val_greedy=true", name="both")
-    [one], [other], [beside] = plain.metrics, parts.metrics, both.metrics
-    kept = [name for name in one if name.startswith("val/")]
-    assert one["step"] == 0
-    assert one["val/num_samples"] == 15
-    assert not any(name.startswith(("actor/", "reward/")) for name in one)
+    with_greedy = validated(*sampled, "trainer.val_greedy=true", name="both")
+    [in_one_batch] = plain.metrics
+    [in_parts] = parts.metrics
+    [beside_greedy] = with_greedy.metrics
+    names = [name for name in in_one_batch if name.startswith("val/")]
+    assert in_one_batch["step"] == 0
+    assert in_one_batch["val/num_samples"] == 15
+    assert not any(name.startswith(("actor/", "reward/")) for name in in_one_batch)
     assert list(plain.folder.glob("global_step_*")) == []
     assert plain.rollouts == []
-    assert {name: one[name] for name in kept} == pytest.approx({name: other[name] for name in kept}, abs=1e-6)
+    assert {name: in_one_batch[name] for name in names} == pytest.approx(
+        {name: in_parts[name] for name in names}, abs=1e-6
+    )
     assert read_lines(plain.folder / "generations.jsonl") == read_lines(parts.folder / "generations.jsonl")
     [greedy] = validated(*only, f"{OVERRIDE}.temperature=0", f"{OVERRIDE}.n=1", name="greedy").metrics
-    assert beside["val/greedy_accuracy"] == greedy["val/accuracy"]
-    assert beside["val/num_greedy_samples"] == 5
-    verdicts = {row["prompt_id"]: row["greedy_accuracy"] for row in read_lines(both.folder / "generations.jsonl")}
-    assert sum(verdicts.values()) / len(verdicts) == beside["val/greedy_accuracy"]
-    assert {name: beside[name] for name in kept} == {name: one[name] for name in kept}
-    assert "val/greedy_accuracy" not in one
+    assert beside_greedy["val/greedy_accuracy"] == greedy["val/accuracy"]
+    assert beside_greedy["val/num_greedy_samples"] == 5
+    verdicts = {
+        row["prompt_id"]: row["greedy_accuracy"] for row in read_lines(with_greedy.folder / "generations.jsonl")
+    }
+    assert sum(verdicts.values()) / len(verdicts) == beside_greedy["val/greedy_accuracy"]
+    assert {name: beside_greedy[name] for name in names} == {name: in_one_batch[name] for name in names}
+    assert "val/greedy_accuracy" not in in_one_batch
 
 
 def test_black_images_and_headroom_stand_beside_the_accuracy(
@@ -225,28 +249,31 @@ def test_black_images_and_headroom_stand_beside_the_accuracy(
 
     Headroom: the problems that one of 3 samples solves, less those that the greedy response solves, of 5.
     """
-    asked: list[Any] = []
+    asked_requests: list[Any] = []
 
     def note(requests: Any, *_: Any) -> None:
-        asked.append(list(requests))
+        asked_requests.append(list(requests))
 
     only = ["trainer.val_only=true", "trainer.val_before_train=false", "trainer.val_generations_to_log=5"]
     settings = [*only, f"{OVERRIDE}.n=3", "trainer.val_blind=true", "trainer.val_greedy=true"]
-    found = validated(*settings, prepare=noting("backend.generate", note))
-    [row] = found.metrics
-    seen, greedy, blind = asked
-    assert [request.seed for request in seen] == [request.seed for request in blind]
-    for shown, black in zip(seen, blind, strict=True):
-        assert shown.prompt_ids == black.prompt_ids
-        assert [image.size for image in shown.images] == [image.size for image in black.images]
-        assert shown.images[0].getextrema() != black.images[0].getextrema() == ((0, 0),) * 3
+    finished = validated(*settings, prepare=noting("backend.generate", note))
+    [row] = finished.metrics
+    seen, greedy, blind = asked_requests
+    for request, blind_request in zip(seen, blind, strict=True):
+        assert request.seed == blind_request.seed
+        assert request.prompt_ids == blind_request.prompt_ids
+        assert [image.size for image in request.images] == [image.size for image in blind_request.images]
+        assert request.images[0].getextrema() != blind_request.images[0].getextrema() == ((0, 0),) * 3
     assert row["val/num_blind_samples"] == row["val/num_samples"] == 15
     assert 0.0 <= row["val/blind_accuracy"] <= 1.0
-    verdicts: dict[str, list[dict[str, Any]]] = {}
-    for each in read_lines(found.folder / "generations.jsonl"):
-        verdicts.setdefault(each["prompt_id"], []).append(each)
-    solved = [max(each["accuracy"] for each in of_one) - of_one[0]["greedy_accuracy"] for of_one in verdicts.values()]
-    assert row["val/headroom"] == pytest.approx(sum(solved) / 5)
+    samples_of: dict[str, list[dict[str, Any]]] = {}
+    for sample in read_lines(finished.folder / "generations.jsonl"):
+        samples_of.setdefault(sample["prompt_id"], []).append(sample)
+    headroom = 0.0
+    for samples in samples_of.values():
+        is_solved = max(sample["accuracy"] for sample in samples)
+        headroom += is_solved - samples[0]["greedy_accuracy"]
+    assert row["val/headroom"] == pytest.approx(headroom / 5)
     assert "no meaning" not in caplog.text
     assert len(greedy) == 5
 

@@ -44,9 +44,9 @@ SETTINGS = ["data.max_response_length=4", "worker.rollout.top_k=2", "worker.roll
 @pytest.fixture(scope="module")
 def credit_command(tiny_run: list[str]) -> Iterator[list[str]]:
     """Afterwards no test finds the plugin."""
-    own = ["responses=9", f"continuations={NUMBER}", METHODS]
+    arguments = ["responses=9", f"continuations={NUMBER}", METHODS]
     with restored_process():
-        yield ["credit", *tiny_run, *SETTINGS, "trainer.plugins=[examples/custom_method/my_method.py]", *own]
+        yield ["credit", *tiny_run, *SETTINGS, "trainer.plugins=[examples/custom_method/my_method.py]", *arguments]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_credit_adds_up_to_the_verdict(measured: Path) -> None:
         assert trace["values"][0] + sum(trace["credit"]) == pytest.approx(float(trace["correct"]), abs=1e-12)
         assert set(trace["advantages"]) == {"uniform", "grpo", "rlsd(scale=std)", "cepo(lambda_init=1)", "my_method"}
         lengths = {len(trace["tokens"]), len(trace["credit"]), len(trace["values"]) - 1}
-        assert lengths | {len(given) for given in trace["advantages"].values()} == {len(trace["token_ids"])}
+        assert lengths | {len(advantages) for advantages in trace["advantages"].values()} == {len(trace["token_ids"])}
         assert (measured / trace["image"]).read_bytes().startswith(b"\x89PNG")
 
 
@@ -140,8 +140,8 @@ def test_an_ended_measurement_goes_on_to_the_same_results(
     said = capsys.readouterr().out
     assert re.search(r"\ntime: \d+ s\n$", said)
     assert f"{len(rows) * NUMBER:,} continuations ({len(rows)} prefixes, {NUMBER} each)" in said
-    left = int(re.search(r"([\d,]+) of them are left", said)[1].replace(",", ""))  # type: ignore[index]
-    assert left == (len(rows) - 5) * NUMBER
+    num_left = int(re.search(r"([\d,]+) of them are left", said)[1].replace(",", ""))  # type: ignore[index]
+    assert num_left == (len(rows) - 5) * NUMBER
     assert main([*credit_command, f"out={tmp_path}"]) == 0
     assert len(read_lines(tmp_path / "continuations.jsonl")) == len(rows)
     for name in ("credit.json", "credit.md", "traces.jsonl"):
@@ -216,13 +216,13 @@ def test_a_given_text_is_scored_beside_sampled_ones(tmp_path: Path, capsys: pyte
     assert printed.endswith(f"page: {out / 'report.html'}\n")
     first, second = recorded_groups(out)
     assert [len(first["rollouts"]), len(second["rollouts"])] == [4, 4]
-    given = first["rollouts"][0]
-    assert given["response"].startswith("It is \\boxed{1}")
-    assert given["accuracy"] == 1
+    of_file = first["rollouts"][0]
+    assert of_file["response"].startswith("It is \\boxed{1}")
+    assert of_file["accuracy"] == 1
     assert all(rollout["is_scored"] for group in (first, second) for rollout in group["rollouts"])
-    assert all(value < 0 for value in given["log_probs"]["student"])
-    assert len(given["log_probs"]["correct"]) == len(given["tokens"])
-    assert given["references"]["correct"] == "1"
+    assert all(value < 0 for value in of_file["log_probs"]["student"])
+    assert len(of_file["log_probs"]["correct"]) == len(of_file["tokens"])
+    assert of_file["references"]["correct"] == "1"
     assert not list(out.glob("global_step_*"))
 
 
@@ -239,9 +239,9 @@ def test_a_checkpoint_is_shown_under_any_method(tmp_path: Path) -> None:
         "worker.actor.optim.lr=1e-2",
     ]
     assert main(["train", "config=microgeo/grpo", *small, *of_run, f"trainer.save_checkpoint_path={run}"]) == 0
-    shown = [(run / "global_step_1", "cepo"), (run / "global_step_1", "sdpo"), ("microgeo:model", "sdpo")]
+    models_and_methods = [(run / "global_step_1", "cepo"), (run / "global_step_1", "sdpo"), ("microgeo:model", "sdpo")]
     probabilities: list[list[float]] = []
-    for number, (model, method) in enumerate(shown):
+    for number, (model, method) in enumerate(models_and_methods):
         settings = ["config=microgeo/base", f"algorithm.adv_estimator={method}", *small[2:], "--problems", "2"]
         assert main(["show", str(model), "microgeo:validation", *settings, "--out", f"{out}-{number}"]) == 0
         groups = recorded_groups(Path(f"{out}-{number}"))
@@ -280,7 +280,8 @@ def test_show_counts_wrong_answers_by_value_as_training_does(tmp_path: Path) -> 
     assert main([*arguments, *settings, "data.max_response_length=16", "--out", str(tmp_path / "out")]) == 0
     has_told_apart = False
     for group in recorded_groups(tmp_path / "out"):
-        spellings = [SPELLINGS[crc32(one["response"].encode()) % 10] for one in group["rollouts"]]
+        responses = [rollout["response"].encode() for rollout in group["rollouts"]]
+        spellings = [SPELLINGS[crc32(response) % 10] for response in responses]
         counts = {spelling: spellings.count(spelling) for spelling in ("1/2", "0.5", "7")}
         tells_apart = max(counts["1/2"], counts["0.5"]) <= counts["7"] < counts["1/2"] + counts["0.5"]
         has_told_apart = has_told_apart or tells_apart

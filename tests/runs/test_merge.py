@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from actors import differing
 from generator_cases import picture, random_adapter, reference_model
 from json_files import write_lines
 from local_server import local_server
@@ -20,7 +21,7 @@ from rounding import LOG_PROBS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training_runs import ONE_STEP, Train, checked_config, differing, encoded, largest_gap, reference_log_probs
+from training_runs import ONE_STEP, Train, checked_config, encoded, largest_gap, reference_log_probs
 
 import cepo
 from cepo.commands.cli import main
@@ -98,7 +99,7 @@ def test_pefts_adapter_alone_merges_into_a_given_base(
     assert settings_of_file["base_model_name_or_path"] == str(tiny_model_folder)
     file.write_text(json.dumps(settings_of_file | {"base_model_name_or_path": "gone/away"}))
     assert merge("--checkpoint", actor, "--out", tmp_path / "given", *base) == 0
-    expected = [each.detach() for each in reference_log_probs(model, rows)]
+    expected = [log_probs.detach() for log_probs in reference_log_probs(model, rows)]
     for name in ("named", "alone", "given"):
         assert largest_gap(folder_log_probs(tmp_path / name, rows), expected) < LOG_PROBS
     assert largest_gap(expected, folder_log_probs(tiny_model_folder, rows)) > 0.1
@@ -107,10 +108,10 @@ def test_pefts_adapter_alone_merges_into_a_given_base(
 def types_of(folder: Path) -> set[str]:
     """Of the weights, and those that the configuration states."""
     config = json.loads((folder / "config.json").read_text())
-    stated = {each["dtype"] for each in (config, config["text_config"], config["vision_config"])}
-    return stated | {
-        str(each.dtype).removeprefix("torch.") for each in load_file(folder / "model.safetensors").values()
-    }
+    types = {part["dtype"] for part in (config, config["text_config"], config["vision_config"])}
+    for tensor in load_file(folder / "model.safetensors").values():
+        types.add(str(tensor.dtype).removeprefix("torch."))
+    return types
 
 
 def mode_of(file: Path) -> str:
@@ -154,19 +155,19 @@ def test_bf16_end_tokens_template_and_image_settings_are_kept(
     checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged", "--dtype", "bf16") == 0
     assert types_of(tmp_path / "merged") == {"bfloat16"}
-    kept = (tmp_path / "merged" / "generation_config.json").read_bytes()
-    assert kept == (tiny_model_folder / "generation_config.json").read_bytes()
-    assert len(json.loads(kept)["eos_token_id"]) == 2
+    generation_config = (tmp_path / "merged" / "generation_config.json").read_bytes()
+    assert generation_config == (tiny_model_folder / "generation_config.json").read_bytes()
+    assert len(json.loads(generation_config)["eos_token_id"]) == 2
     merged = Processing(str(tmp_path / "merged"))
     assert merged.eos_token_ids == tiny_processing.eos_token_ids
     text = "Find x in <|im_end|>."
     image = picture(5, (96, 64))
-    one = encoded(merged, text, image)
-    other = encoded(tiny_processing, text, image)
-    assert one.token_ids == other.token_ids
-    assert one.images is not None
-    assert other.images is not None
-    assert torch.equal(one.images.tensors["pixel_values"], other.images.tensors["pixel_values"])
+    of_merged = encoded(merged, text, image)
+    of_base = encoded(tiny_processing, text, image)
+    assert of_merged.token_ids == of_base.token_ids
+    assert of_merged.images is not None
+    assert of_base.images is not None
+    assert torch.equal(of_merged.images.tensors["pixel_values"], of_base.images.tensors["pixel_values"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
 
 
@@ -193,7 +194,9 @@ def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run:
     assert weights < written < 1.2 * weights
     assert merge("--checkpoint", checkpoint, "--out", out, "--dtype", "fp32") == 0
     merged = load_file(out / "model.safetensors")
-    assert differing(merged, {name.removeprefix("model."): each for name, each in finished.parameters.items()}) == []
+    assert (
+        differing(merged, {name.removeprefix("model."): weight for name, weight in finished.parameters.items()}) == []
+    )
     with pytest.raises(CheckpointError, match=r"global_step_2 holds only weights \(trainer.save_model_only\)"):
         train(*FULL)
     policy = run_policy(checked_config([*tiny_run, *options, f"trainer.save_checkpoint_path={finished.folder}"]))
@@ -264,8 +267,8 @@ def test_shards_without_data_are_refused_by_every_command(
     words = "does not have every row of '"
     assert words in refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
-    own = [f"data={problem_file}", f"worker.reward.reward_function={parity_reward}", f"out={tmp_path / 'results'}"]
-    assert main(["evaluate", f"checkpoint={checkpoint}", "n=1", *own]) == 2
+    settings = [f"data={problem_file}", f"worker.reward.reward_function={parity_reward}", f"out={tmp_path / 'results'}"]
+    assert main(["evaluate", f"checkpoint={checkpoint}", "n=1", *settings]) == 2
     assert words in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=words):
         train(*FAR, *FROZEN_TOWER, "trainer.max_steps=3", f"trainer.load_checkpoint_path={checkpoint}")
@@ -321,11 +324,11 @@ def body_of(request: BaseHTTPRequestHandler) -> bytes:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    found = Hub()
-    with local_server(found.answer) as address:
+    local_hub = Hub()
+    with local_server(local_hub.answer) as address:
         monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
         monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", f"http://{address}")
-        yield found
+        yield local_hub
 
 
 def test_checkpoint_and_merged_model_have_cards_and_resume(far: Train, train: Train, tmp_path: Path, hub: Hub) -> None:
@@ -336,14 +339,14 @@ def test_checkpoint_and_merged_model_have_cards_and_resume(far: Train, train: Tr
     whole = far(*LORA)
     checkpoint = whole.folder / "global_step_1"
     assert cepo.push(checkpoint, "someone/model") == "https://huggingface.co/someone/model/commit/1"
-    assert [each["visibility"] for each in hub.created] == ["private"]
+    assert [part["visibility"] for part in hub.created] == ["private"]
     assert hub.keys == {"Bearer hf_of_a_test"}
     adapter = {"adapter_config.json", "adapter_model.safetensors"}
     assert hub.files.keys() >= {"README.md", "curves.png", "config.yaml"} | adapter
     _, front, text = hub.files["README.md"].decode().split("---\n", 2)
     assert yaml.safe_load(front) == {"library_name": "peft", "tags": ["cepo", "reinforcement-learning", "grpo"]}
     titles = [f"## {title}\n" for title in ("Data", "Settings", "Curve", "Run", "Versions")]
-    assert all(each in text for each in [*titles, "after step 1", "| algorithm.adv_estimator | grpo |"])
+    assert all(part in text for part in [*titles, "after step 1", "| algorithm.adv_estimator | grpo |"])
     assert str(whole.folder) not in text
     for name, content in hub.files.items():
         (tmp_path / "downloaded" / name).parent.mkdir(parents=True, exist_ok=True)

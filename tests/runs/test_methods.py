@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from actors import differing
 from training_runs import (
     ONE_STEP,
     REPOSITORY,
@@ -18,7 +19,6 @@ from training_runs import (
     Train,
     actor_of,
     around,
-    differing,
     parameters_of,
 )
 
@@ -34,13 +34,13 @@ def test_a_fifth_of_the_tokens_learns_by_entropy(train: Train) -> None:
     assert row["rollout/learning_tokens"] == pytest.approx(0.2, abs=0.01)
     assert row["rollout/vocabulary_entropy"] > 1.0
     assert row["actor/grad_norm"] > 0
-    [other] = train(*settings, "algorithm.overlong_filter=true", name="filtered").metrics
-    assert other["work/live_fraction"] < row["work/live_fraction"]
+    [filtered] = train(*settings, "algorithm.overlong_filter=true", name="filtered").metrics
+    assert filtered["work/live_fraction"] < row["work/live_fraction"]
 
 
 def test_an_adaptive_coefficient_moves_and_survives_a_resume(train: Train) -> None:
     settings = [
-        f"algorithm.{each}" for each in ("disable_kl=false", "kl_type=adaptive", "kl_coef=0.1", "kl_horizon=160")
+        f"algorithm.{setting}" for setting in ("disable_kl=false", "kl_type=adaptive", "kl_coef=0.1", "kl_horizon=160")
     ]
     train(*settings, "trainer.save_freq=1", ONE_STEP)
     resumed = train(*settings, "trainer.save_freq=1", "trainer.max_steps=2")
@@ -50,14 +50,14 @@ def test_an_adaptive_coefficient_moves_and_survives_a_resume(train: Train) -> No
 
 
 def test_the_critic_alone_is_trained_during_its_warm_up(train: Train) -> None:
-    before: dict[str, Any] = {}
+    initial_weights: dict[str, Any] = {}
 
     def remember(trainer: Trainer) -> None:
-        before.update(parameters_of(actor_of(trainer)))
+        initial_weights.update(parameters_of(actor_of(trainer)))
 
     frozen = ["worker.actor.model.freeze_vision_tower=true", "worker.actor.ppo_epochs=2"]
     finished = train("algorithm.adv_estimator=gae", "trainer.critic_warmup=2", *frozen, prepare=remember)
-    assert differing(before, finished.parameters) == []
+    assert differing(initial_weights, finished.parameters) == []
     assert finished.actor.module.encoder._known == {}, "features of a step's images are freed at its end"
     assert all("critic/vf_loss" in row for row in finished.steps)
 
@@ -78,7 +78,9 @@ def dense(trainer: Trainer) -> None:
 
 def test_methods_that_the_definitions_make_equal_give_equal_bits(once: Train) -> None:
     """After 2 steps; test_packed_passes.py counts the rows of real teacher passes."""
-    grpo, rlsd, cepo = (once(f"algorithm.adv_estimator={method}") for method in ("grpo", "rlsd", "cepo"))
+    grpo = once("algorithm.adv_estimator=grpo")
+    rlsd = once("algorithm.adv_estimator=rlsd")
+    cepo = once("algorithm.adv_estimator=cepo")
     without = once(*TWO_TEACHERS, "algorithm.weight.lambda_init=0")
     assert differing(grpo.parameters, without.parameters) == []
     assert [(row["work/teacher_rows"], row["evidence/lambda"]) for row in without.metrics] == [(0, 0), (0, 0)]

@@ -49,7 +49,8 @@ def mixed_rows(processing: Processing, *, num_contexts: int, size: int) -> list[
 
     They have no picture, one, two of other sizes, and another picture under the same words.
     """
-    question, rows = "Find x in this figure, please, and say why.", []
+    question = "Find x in this figure, please, and say why."
+    rows = []
     for seed, text, pictures in (
         (1, "What is 2 + 3, and why is it not 6?", []),
         (2, question, [picture(1)]),
@@ -99,21 +100,25 @@ def test_packed_gradients_are_the_padded_ones_to_1e_minus_5(
 @pytest.mark.heavy
 def test_packed_log_probs_are_the_padded_ones_in_any_cut(build_actor: BuildActor, tiny_processing: Processing) -> None:
     """The tokens that sharing prompts saved are counted."""
-    actor, padded = build_actor(), build_actor(padding_free="false")
+    actor = build_actor()
+    padded = build_actor(padding_free="false")
     assert (actor.passes.packed, padded.passes.packed) == (True, False)
     rows = mixed_rows(tiny_processing, num_contexts=3, size=5)
     whole_pass = actor.score(rows)
     assert largest_gap(whole_pass, padded.score(rows)) < LOG_PROBS
     metrics = actor.work_metrics()
-    asked, computed = sum(row.num_tokens for row in rows), forest_of(rows, tiny_processing).num_tokens
-    assert metrics["work/tokens_computed"].result == computed < 0.5 * asked
-    assert metrics["work/tokens_saved"].result == pytest.approx(1 - computed / asked)
+    num_tokens = sum(row.num_tokens for row in rows)
+    num_computed = forest_of(rows, tiny_processing).num_tokens
+    assert metrics["work/tokens_computed"].result == num_computed < 0.5 * num_tokens
+    assert metrics["work/tokens_saved"].result == pytest.approx(1 - num_computed / num_tokens)
     largest = max(row.num_tokens for row in rows)
     actor.passes._longest_row = largest
     for size in (1, 3):
-        cut = [part.indices for part in actor.passes.cut(rows, size)]
-        assert len(cut) > 1
-        assert all(forest_of([rows[row] for row in one], tiny_processing).num_tokens <= size * largest for one in cut)
+        passes = actor.passes.cut(rows, size)
+        assert len(passes) > 1
+        for part in passes:
+            rows_of_part = [rows[index] for index in part.indices]
+            assert forest_of(rows_of_part, tiny_processing).num_tokens <= size * largest
     actor._config = type(actor._config)(  # the same settings with one sample's tokens to a pass
         **{**vars(actor._config), "micro_batch_size_per_device_for_experience": 1}
     )
@@ -144,12 +149,13 @@ def test_passes_of_whole_blocks_have_the_same_result(
 
 
 def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processing) -> None:
-    one, other = (encoded(tiny_processing, "Find x in this figure, please.", picture(1)) for _ in range(2))
-    rows = [ScoringRow(context=context, response_ids=token_array([5, 6, 7])) for context in (one, other)]
+    first = encoded(tiny_processing, "Find x in this figure, please.", picture(1))
+    second = encoded(tiny_processing, "Find x in this figure, please.", picture(1))
+    rows = [ScoringRow(context=context, response_ids=token_array([5, 6, 7])) for context in (first, second)]
     forest = forest_of(rows, tiny_processing)
     batch = collate(rows, forest, processing=tiny_processing, device=torch.device("cpu"))
     assert [unit for _, unit in batch.image_order] == [0]
-    assert batch.input_ids.numel() == len(one.token_ids) + 2 * 2
+    assert batch.input_ids.numel() == len(first.token_ids) + 2 * 2
 
 
 ONE_OPTIMIZER_BATCH = ["worker.actor.global_batch_size=4", ONE_STEP]
@@ -207,13 +213,14 @@ def test_only_rows_set_against_the_student_are_scored() -> None:
     correct = View(name="correct", references=["3", "3", "3", None, "3", None], rows={})
     wrong = View(name="wrong", references=["4", "4", None, None, None, None], rows={})
 
-    def scored(method: str, views: list[View], *, every: bool = False) -> list[int]:
-        return student_rows(live, on_policy, build_estimator(method), views, every=every)
+    def scored(method: str, *views: View, every: bool = False) -> list[int]:
+        estimator = build_estimator(method)
+        return student_rows(live, on_policy, estimator, list(views), every=every)
 
-    assert scored("cepo", [correct, wrong]) == [2, 5]
-    assert scored("rlsd", [correct]) == [0, 1, 2, 5]
-    assert scored("grpo", []) == [5]
-    assert scored("grpo", [], every=True) == [0, 1, 2, 3, 5]
+    assert scored("cepo", correct, wrong) == [2, 5]
+    assert scored("rlsd", correct) == [0, 1, 2, 5]
+    assert scored("grpo") == [5]
+    assert scored("grpo", every=True) == [0, 1, 2, 3, 5]
 
 
 QUESTION = "Find the area of the triangle."
@@ -264,9 +271,13 @@ def test_float32_logits_cut_the_error_of_delta_by_more_than_5(
         actor = build_actor(
             folder=realistic_folder, fsdp__mp_param_dtype="bf16", model__fp32_logits=str(fp32_logits).lower()
         )
-        (right, exact_right, largest), (wrong, exact_wrong, _) = (scored_exactly(actor, rows) for rows in views[1:])
-        assert float(((largest > 16) & (largest < 32)).double().mean()) > 0.9
-        delta, exact = right - wrong, exact_right - exact_wrong
+        _, right_rows, wrong_rows = views
+        right, exact_right, largest = scored_exactly(actor, right_rows)
+        wrong, exact_wrong, _ = scored_exactly(actor, wrong_rows)
+        is_realistic = (largest > 16) & (largest < 32)
+        assert float(is_realistic.double().mean()) > 0.9
+        delta = right - wrong
+        exact = exact_right - exact_wrong
         assert float(exact.square().mean().sqrt()) > 0.1, "the hints say something"
         errors[fp32_logits] = float((delta - exact).square().mean().sqrt())
     assert errors[False] > 0.02, "nats"

@@ -91,7 +91,8 @@ def test_a_runs_records_are_data_frames_beside_its_page(trained: Trained, tmp_pa
     """Two steps of 4 groups of 4; the advantages have one entry per token."""
     run, (witness, _) = trained
     lines = read_lines(run.folder / "metrics.jsonl")
-    recorded = {step: metrics for name, step, metrics in (call for call in witness.calls if call[0] == "record")}
+    calls_of_record = [call for call in witness.calls if call[0] == "record"]
+    recorded = {step: metrics for _, step, metrics in calls_of_record}
     assert list(run.metrics.index) == [0, 1, 2]
     assert run.metrics.loc[2, "reward/mean"] == recorded[2]["reward/mean"] == lines[2]["reward/mean"]
     assert numpy.isnan(run.metrics.loc[0, "reward/mean"])
@@ -121,10 +122,10 @@ def test_evaluation_and_merge_return_values(
     run, _ = trained
     # Without a configuration the run's own is taken, but for the reward file, which would run.
     settings: dict[str, Any] = {"worker.reward.reward_function": parity_reward}
-    found = cepo.evaluate(run.checkpoints[2], str(problem_file), n=2, settings=settings, out=tmp_path / "one")
-    assert len(found.responses) == 16
-    assert found.accuracy.loc["train", "num_problems"] == 8
-    assert found.accuracy.loc["train", "accuracy"] == found.responses["correct"].mean()
+    evaluation = cepo.evaluate(run.checkpoints[2], str(problem_file), n=2, settings=settings, out=tmp_path / "one")
+    assert len(evaluation.responses) == 16
+    assert evaluation.accuracy.loc["train", "num_problems"] == 8
+    assert evaluation.accuracy.loc["train", "accuracy"] == evaluation.responses["correct"].mean()
     results = json.loads((tmp_path / "one" / "evaluation.json").read_text(encoding="utf-8"))
     assert results["sampling"] == {
         "num_samples": 2, "max_response_length": 10, "temperature": 1.0, "top_p": 1.0, "top_k": -1,
@@ -133,11 +134,11 @@ def test_evaluation_and_merge_return_values(
     assert "reward_functions.py:parity" in results["benchmarks"]["train"]["reward_function"]
     merged = cepo.merge(run.checkpoints[2], tmp_path / "merged")
     config = run.folder / "config.yaml"
-    again, base = (
-        cepo.evaluate(folder, str(problem_file), n=2, config=config, out=tmp_path / name)
-        for name, folder in (("two", merged), ("base", tiny_model_folder))
-    )
-    assert list(again.responses["response"]) == list(found.responses["response"]) != list(base.responses["response"])
+    of_merged = cepo.evaluate(merged, str(problem_file), n=2, config=config, out=tmp_path / "two")
+    of_base = cepo.evaluate(tiny_model_folder, str(problem_file), n=2, config=config, out=tmp_path / "base")
+    responses = list(evaluation.responses["response"])
+    assert list(of_merged.responses["response"]) == responses
+    assert list(of_base.responses["response"]) != responses
 
 
 def test_open_run_refuses_a_folder_without_records(tmp_path: Path) -> None:

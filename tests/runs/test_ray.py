@@ -67,10 +67,11 @@ def kill_rank_1(monkeypatch: pytest.MonkeyPatch, *, method: str, call: int, with
 
 
 def responses(folder: Path) -> list[Any]:
-    return [
-        (group["step"], group["prompt_id"], [rollout["tokens"] for rollout in group["rollouts"]])
-        for group in recorded_groups(folder)
-    ]
+    groups: list[Any] = []
+    for group in recorded_groups(folder):
+        tokens = [rollout["tokens"] for rollout in group["rollouts"]]
+        groups.append((group["step"], group["prompt_id"], tokens))
+    return groups
 
 
 def addresses_listened_at() -> set[str]:
@@ -100,10 +101,12 @@ def test_2_workers_sample_and_learn_as_this_process(
 
     monkeypatch.setattr(Trainer, "record", look)
     train_on_ray(*TWO_TEACHERS, TWO_WORKERS)
-    here = once(*TWO_TEACHERS)
-    assert responses(tmp_path) == responses(here.folder)
-    for row, other in zip(read_lines(tmp_path / "metrics.jsonl"), here.metrics, strict=True):
-        compared = {name: value for name, value in other.items() if name.startswith(("actor/", "reward/", "evidence/"))}
+    in_this_process = once(*TWO_TEACHERS)
+    assert responses(tmp_path) == responses(in_this_process.folder)
+    for row, expected_row in zip(read_lines(tmp_path / "metrics.jsonl"), in_this_process.metrics, strict=True):
+        compared = {
+            name: value for name, value in expected_row.items() if name.startswith(("actor/", "reward/", "evidence/"))
+        }
         assert len(compared) > 10
         assert {name: row[name] for name in compared} == pytest.approx(compared, rel=1e-3, abs=LOG_PROBS)
         assert row["work/bytes_sent_max"] < 20_000  # 4 prompts' pixels alone would be more

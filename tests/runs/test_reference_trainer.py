@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from actors import distance
+from actors import differing, distance
 from generator_cases import picture
 from reference_trainer.settings import Divergence, Problem, Response, Settings
 from reference_trainer.training import ReferenceTrainer
@@ -28,7 +28,6 @@ from training_runs import (
     REPOSITORY,
     actor_of,
     around,
-    differing,
     opened,
     parameters_of,
     recorded_groups,
@@ -119,34 +118,34 @@ IN_CEPOS_WORDS = {
 def overrides_of(settings: Settings) -> list[str]:
     """What a case sets beside the defaults, in the configuration's words."""
     usual = Settings(method=settings.method)
-    found = {
+    overrides = {
         key: getattr(settings, name)
         for name, key in IN_CEPOS_WORDS.items()
         if getattr(settings, name) != getattr(usual, name)
     }
     if settings.teacher == "ema":
-        found["algorithm.teacher.ema_decay"] = settings.ema_decay
+        overrides["algorithm.teacher.ema_decay"] = settings.ema_decay
     if settings.lora is not None:
-        found["worker.actor.model.lora.rank"], found["worker.actor.model.lora.alpha"] = settings.lora
+        overrides["worker.actor.model.lora.rank"], overrides["worker.actor.model.lora.alpha"] = settings.lora
     if settings.kl is not None:
         penalty, coefficient, place = settings.kl
-        found |= {"algorithm.disable_kl": "false", "algorithm.use_kl_loss": place == "loss"}
-        found |= {"algorithm.kl_penalty": penalty, "algorithm.kl_coef": coefficient}
+        overrides |= {"algorithm.disable_kl": "false", "algorithm.use_kl_loss": place == "loss"}
+        overrides |= {"algorithm.kl_penalty": penalty, "algorithm.kl_coef": coefficient}
     if settings.adaptive is not None:
-        found["algorithm.kl_type"] = "adaptive"
-        found["algorithm.kl_target"], found["algorithm.kl_horizon"] = settings.adaptive
+        overrides["algorithm.kl_type"] = "adaptive"
+        overrides["algorithm.kl_target"], overrides["algorithm.kl_horizon"] = settings.adaptive
     if settings.divergence is not None and settings.divergence.top is not None:
         section = "algorithm.distillation.divergence"
-        found |= {f"{section}.support": "topk", f"{section}.topk": settings.divergence.top}
-        found[f"{section}.importance_clip"] = settings.divergence.importance_clip
-        found[f"{section}.entropy_beta"] = settings.divergence.entropy_beta
+        overrides |= {f"{section}.support": "topk", f"{section}.topk": settings.divergence.top}
+        overrides[f"{section}.importance_clip"] = settings.divergence.importance_clip
+        overrides[f"{section}.entropy_beta"] = settings.divergence.entropy_beta
     if settings.method in ("vppo", "papo"):
-        found[f"algorithm.{settings.method}.mask_probability"] = 1.0  # no patch is left to chance
+        overrides[f"algorithm.{settings.method}.mask_probability"] = 1.0  # no patch is left to chance
     if settings.method == "contrast_gate":
-        found["algorithm.weight.lambda_schedule"] = "linear"
+        overrides["algorithm.weight.lambda_schedule"] = "linear"
     if settings.method == "rlcsd_released":
-        found["algorithm.negative.select"] = "lowest_reward"
-    return [f"{key}={value}" for key, value in found.items()]
+        overrides["algorithm.negative.select"] = "lowest_reward"
+    return [f"{key}={value}" for key, value in overrides.items()]
 
 
 _evidence = functools.partial(Settings, mixing=0.7, mixing_steps=4, radius=0.4)
@@ -251,9 +250,11 @@ def replay(
         ids = (*processing.encode_text(response.text), *end)
         return Generation.of(ids, [0.0] * len(ids), finished=not response.cut)
 
-    if settings.temperature == 0:
-        return [[generation(problem.greedy[step])] for problem in PROBLEMS]
-    return [[generation(response) for response in problem.responses[step]] for problem in PROBLEMS]
+    groups: list[list[Generation]] = []
+    for problem in PROBLEMS:
+        responses = [problem.greedy[step]] if settings.temperature == 0 else problem.responses[step]
+        groups.append([generation(response) for response in responses])
+    return groups
 
 
 def weights_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -300,18 +301,21 @@ def test_two_steps_end_with_the_weights_of_the_second_trainer(
         values = {} if critic is None else parameters_of(critic)
     rollouts = recorded_groups(tmp_path)
     for step in range(settings.steps):
-        groups = [group for group in rollouts if group["step"] == step + 1]
-        rewards = {group["prompt_id"]: [rollout["reward"] for rollout in group["rollouts"]] for group in groups}
+        rewards: dict[str, list[float]] = {}
+        for group in rollouts:
+            if group["step"] == step + 1:
+                rewards[group["prompt_id"]] = [rollout["reward"] for rollout in group["rollouts"]]
         for number, problem in enumerate(PROBLEMS):
-            assert rewards[str(number)] == pytest.approx([response.reward for response in problem.responses[step]])
+            expected_rewards = [response.reward for response in problem.responses[step]]
+            assert rewards[str(number)] == pytest.approx(expected_rewards)
     adapter = None if settings.lora is None else initial
     second = ReferenceTrainer(tiny_model_folder, settings, PROBLEMS, adapter=adapter, critic_head=head)
     assert distance(final, second.train(), initial) < 2e-3
     if values:
         assert second.critic is not None
-        found = torch.cat([values["head.weight"].flatten(), values["head.bias"]])
+        head_weights = torch.cat([values["head.weight"].flatten(), values["head.bias"]])
         expected = torch.cat([second.critic.weight.flatten(), second.critic.bias]).detach()
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-2)
+        torch.testing.assert_close(head_weights, expected, atol=1e-4, rtol=1e-2)
 
 
 ONE_FILE = REPOSITORY / "examples" / "cepo_in_one_file.py"
@@ -354,11 +358,10 @@ def test_the_same_rollouts_give_the_packages_gradient(one_file: Any, tiny_run: l
 
     model, processor = one_file.load(str(ASSETS))
     settings = replace(one_file.Settings(), group_size=4)
-    questions = [each.text.removeprefix("<image>").removesuffix(" Answer in \\boxed{}.") for each in rollouts.problems]
-    problems = [
-        one_file.Problem(each.images[0], question, each.ground_truth)
-        for each, question in zip(rollouts.problems, questions, strict=True)
-    ]
+    problems: list[Any] = []
+    for problem in rollouts.problems:
+        question = problem.text.removeprefix("<image>").removesuffix(" Answer in \\boxed{}.")
+        problems.append(one_file.Problem(problem.images[0], question, problem.ground_truth))
     responses = [generation.response_ids.tolist() for generation in rollouts.generations]
     credit = one_file.credit_of(model, processor, problems, responses, settings, step=0)
     torch.testing.assert_close(credit.rewards, rollouts.rewards, rtol=0, atol=0)
@@ -366,11 +369,12 @@ def test_the_same_rollouts_give_the_packages_gradient(one_file: Any, tiny_run: l
     torch.testing.assert_close(credit.advantages, signal.advantages, rtol=0, atol=1e-5)
 
     one_file.accumulate_gradient(model, processor, problems, responses, credit, settings)
-    own = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    package = {name.removeprefix("model."): each for name, each in gradient.items()}
-    assert set(package) <= set(own), sorted(set(package) - set(own))
-    flat = [torch.cat([each[name].flatten() for name in package]) for each in (own, package)]
-    assert relative_gap(*flat) <= max(1e-5, GRADIENTS)
+    of_one_file = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    of_package = {name.removeprefix("model."): of_weight for name, of_weight in gradient.items()}
+    assert set(of_package) <= set(of_one_file), sorted(set(of_package) - set(of_one_file))
+    flat_of_one_file = torch.cat([of_one_file[name].flatten() for name in of_package])
+    flat_of_package = torch.cat([of_package[name].flatten() for name in of_package])
+    assert relative_gap(flat_of_one_file, flat_of_package) <= max(1e-5, GRADIENTS)
 
 
 def test_the_wrong_answer_is_the_first_of_a_wrong_rollout(one_file: Any) -> None:
@@ -385,7 +389,7 @@ def test_the_one_file_learns(one_file: Any) -> None:
     torch.manual_seed(0)
     _, problems = one_file.embedded_world(8)
     settings = replace(one_file.Settings(), prompts=8, learning_rate=3e-4)
-    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    initial_weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     curve = one_file.train(model, processor, problems, settings, steps=12)
-    assert differing(before, dict(model.named_parameters()))
+    assert differing(initial_weights, dict(model.named_parameters()))
     assert sum(curve[-3:]) / 3 > sum(curve[:3]) / 3 + 0.15, curve

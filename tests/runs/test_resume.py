@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from actors import differing
 from generator_cases import picture
 from json_files import read_lines
 from training_runs import (
@@ -26,7 +27,6 @@ from training_runs import (
     actor_of,
     around,
     checked_config,
-    differing,
     run,
     shared_pool,
     whole,
@@ -77,7 +77,10 @@ def stopped_and_resumed(train: Train, *overrides: str, step: int) -> FinishedRun
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if not key.startswith(("timing_s/", "perf/"))} for row in rows]
+    without: list[dict[str, Any]] = []
+    for row in rows:
+        without.append({key: value for key, value in row.items() if not key.startswith(("timing_s/", "perf/"))})
+    return without
 
 
 def assert_same_run(one: FinishedRun, other: FinishedRun) -> None:
@@ -100,8 +103,8 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(once: Train, train: T
 def test_resuming_before_an_imageless_batch_gives_the_same_bits(
     once: Train, train: Train, tmp_path: Path, num_pictures: int
 ) -> None:
-    shown = [[picture(number)] if number < num_pictures else [] for number in range(8)]
-    rows = [(images, f"What is {number}?", str(number)) for number, images in enumerate(shown)]
+    images_of_rows = [[picture(number)] if number < num_pictures else [] for number in range(8)]
+    rows = [(images, f"What is {number}?", str(number)) for number, images in enumerate(images_of_rows)]
     options = [f"data.train_files={write_pictured(tmp_path / 'mixed.parquet', rows)}", "data.shuffle=false"]
     assert_same_run(once(*FOUR_STEPS, *options), stopped_and_resumed(train, *options, step=2))
 
@@ -274,16 +277,16 @@ def test_a_checkpoint_that_does_not_fit_is_refused_early(
 @contextmanager
 def full_disk_in(*steps: int) -> Iterator[Callable[[Trainer], None]]:
     """Files above 100 kB are refused by the system from the end of these 1-based steps to that of the next."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limited(_: Trainer, train_step: Any, index: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000 if index + 1 in steps else before[0], before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000 if index + 1 in steps else limits[0], limits[1]))
         train_step(index)
 
     try:
         yield around("train_step", limited)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_checkpoint_without_room_is_tried_again_or_ends_it(train: Train, caplog: pytest.LogCaptureFixture) -> None:
@@ -300,7 +303,7 @@ def test_a_checkpoint_without_room_is_tried_again_or_ends_it(train: Train, caplo
     assert [row["step"] for row in resumed.metrics] == [1, 2, 3, 4]
 
 
-CHANGED = [f"worker.actor.optim.{each}" for each in ("lr=5e-4", "weight_decay=0.25", "betas=[0.8,0.95]")]
+CHANGED = ["worker.actor.optim.lr=5e-4", "worker.actor.optim.weight_decay=0.25", "worker.actor.optim.betas=[0.8,0.95]"]
 
 
 @pytest.fixture
@@ -361,8 +364,8 @@ def test_changed_settings_need_a_word_and_the_record_keeps_both(
 @pytest.mark.usefixtures("no_model")
 def test_other_rows_under_the_same_name_are_noticed(going_on: Train, own_data: Path) -> None:
     write_problems(own_data, split_problems(5, 8, 1)[0])
-    other = r"\n  data: was \"8 rows, CRC-32 \w{8}\", is \"8 rows, CRC-32 \w{8}\"\n"
-    with pytest.raises(CheckpointError, match=other):
+    message = r"\n  data: was \"8 rows, CRC-32 \w{8}\", is \"8 rows, CRC-32 \w{8}\"\n"
+    with pytest.raises(CheckpointError, match=message):
         going_on()
 
 
@@ -371,18 +374,18 @@ def test_a_finished_run_says_so_before_any_engine_starts(
     going_on: Train, tiny_run: list[str], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the same settings it ends well; with others it is an error, and the record of the settings stays."""
-    own = [ONE_STEP, f"trainer.save_checkpoint_path={folder}"]
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert main([*tiny_run, *own]) == 0
+    arguments = [ONE_STEP, f"trainer.save_checkpoint_path={folder}"]
+    contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main([*tiny_run, *arguments]) == 0
     assert f"{folder}/global_step_1: all 1 steps of this run are done" in caplog.text
     more = r"all 1 steps of this run are done; raise trainer\.max_steps to add steps"
     with pytest.raises(RunFinishedError, match=more):
         going_on(ONE_STEP)
     caplog.clear()
     for consent in ([], ["trainer.accept_changes=true"]):
-        assert main([*tiny_run, *own, CHANGED[0], *consent]) == 2
+        assert main([*tiny_run, *arguments, CHANGED[0], *consent]) == 2
         assert "so these changes would train nothing:\n  worker.actor.optim.lr: was 0.001, is 0.0005" in caplog.text
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == contents
 
 
 def test_a_record_of_the_toy_task_runs_again_and_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,11 +448,11 @@ def test_the_best_checkpoint_stays_beside_the_last(
     """Each run goes on to the given step. A score counts for the weights it was measured on only."""
     settings = [f"data.val_files={problem_file}", "worker.actor.model.lora.rank=2", "trainer.save_freq=1"]
     first = 0
-    for last, scores, kept, best in runs:
+    for last, scores, steps, best in runs:
         overrides = ["trainer.val_freq=1", "trainer.save_limit=1", *options, f"trainer.max_steps={last}"]
         done = train(*settings, *overrides, prepare=scoring(*scores))
         assert done.first_step == first
-        assert sorted(path.name[-1] for path in done.folder.glob("global_step_*")) == list(kept)
+        assert sorted(path.name[-1] for path in done.folder.glob("global_step_*")) == list(steps)
         assert json.loads((done.folder / "checkpoint_tracker.json").read_text()) == {
             "best_global_step": best[0],
             "best_val_reward_score": best[1],

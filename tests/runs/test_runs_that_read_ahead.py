@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from training_runs import TWO_TEACHERS, FinishedRun, Train, differing
+from actors import differing
+from training_runs import TWO_TEACHERS, FinishedRun, Train
 
 from cepo.data import read_ahead
 from cepo.data.dataset import ProblemSet

@@ -72,7 +72,8 @@ def video_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(video_folder: Path) -> tuple[Video, Video]:
-    first, second = (read(name, video_folder) for name in ("a.mp4", "b.mp4"))
+    first = read("a.mp4", video_folder)
+    second = read("b.mp4", video_folder)
     return first, second
 
 
@@ -263,34 +264,38 @@ def test_inputs_and_scores_of_video_rows_are_transformers_own(
     build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
 ) -> None:
     image = picture(5, (64, 96))
-    both = asked(tiny_processing, two, image)
-    one = asked(tiny_processing, two[:1])
+    of_two_videos = asked(tiny_processing, two, image)
+    of_one_video = asked(tiny_processing, two[:1])
     pictured = encoded(tiny_processing, "Find x.", image)
     text = encoded(tiny_processing, "Find <video>.")
-    taught = tiny_processing.encode(QUESTION, both.images, assistant_prefix="It is 4.")
+    taught = tiny_processing.encode(QUESTION, of_two_videos.images, assistant_prefix="It is 4.")
     theirs = transformers_inputs(tiny_processing, two, [image])
-    assert list(both.token_ids) == theirs["input_ids"][0].tolist()
+    assert list(of_two_videos.token_ids) == theirs["input_ids"][0].tolist()
     alone = tiny_processing._processor.video_processor(
         videos=[two[0].frames], video_metadata=[two[0].metadata()], do_sample_frames=False, return_tensors="pt"
     )
     names = ["image_grid_thw", "pixel_values", "pixel_values_videos", "video_grid_thw"]
-    for context, own, shown in ((both, theirs, names), (one, alone, names[2:]), (pictured, theirs, names[:2])):
+    for context, inputs, tensor_names in (
+        (of_two_videos, theirs, names),
+        (of_one_video, alone, names[2:]),
+        (pictured, theirs, names[:2]),
+    ):
         assert context.images is not None
-        assert sorted(context.images.tensors) == shown
-        assert all(torch.equal(tensor, own[name]) for name, tensor in context.images.tensors.items())
+        assert sorted(context.images.tensors) == tensor_names
+        assert all(torch.equal(tensor, inputs[name]) for name, tensor in context.images.tensors.items())
     assert text.images is None
     single = tiny_processing.video_token_id
-    assert both.engine_ids.count(single) == 2
-    assert both.engine_ids.count(tiny_processing.image_token_id) == 1
+    assert of_two_videos.engine_ids.count(single) == 2
+    assert of_two_videos.engine_ids.count(tiny_processing.image_token_id) == 1
     rows = [
         ScoringRow(context=context, response_ids=token_array(random_response(3 + n, seed=n)))
-        for n, context in enumerate([both, one, both, pictured, text, one, taught])
+        for n, context in enumerate([of_two_videos, of_one_video, of_two_videos, pictured, text, of_one_video, taught])
     ]
     scores = build_actor().score(rows)
     assert largest_gap(scores, reference_log_probs(reference_model(tiny_model_folder), rows)) < LOG_PROBS
     darker = Video(frames=two[0].frames // 2, frame_numbers=two[0].frame_numbers, source_fps=6.0, num_source_frames=12)
-    other = ScoringRow(context=asked(tiny_processing, [darker]), response_ids=rows[1].response_ids)
-    [moved] = build_actor().score([other])
+    darker_row = ScoringRow(context=asked(tiny_processing, [darker]), response_ids=rows[1].response_ids)
+    [moved] = build_actor().score([darker_row])
     assert float((moved - scores[1]).abs().mean()) > 1e-3, "the video matters"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,14 +159,10 @@ def actor_of(trainer: Trainer) -> Actor:
     return trainer.backend.actor
 
 
-def differing(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
-    """Names whose values are not equal bit for bit."""
-    assert left.keys() == right.keys()
-    return [name for name in left if not torch.equal(whole(left[name]), whole(right[name]))]
-
-
 def largest_gap(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
-    gaps = [float((one - other).abs().max()) for one, other in zip(left, right, strict=True)]
+    gaps: list[float] = []
+    for left_tensor, right_tensor in zip(left, right, strict=True):
+        gaps.append(float((left_tensor - right_tensor).abs().max()))
     assert gaps, "nothing was compared"
     return max(gaps)
 
@@ -181,10 +177,12 @@ def write_pictured(path: Path, problems: Iterable[tuple[Sequence[Image.Image], s
     from datasets import Dataset, Features, List, Value
     from datasets import Image as Picture
 
-    features = {"images": List(Picture()), "problem": Value("string"), "answer": Value("string")}
-    rows = [(list(images), "<image>" * len(images) + question, answer) for images, question, answer in problems]
-    columns = dict(zip(features, map(list, zip(*rows, strict=True)), strict=True))
-    Dataset.from_dict(columns, features=Features(features)).to_parquet(str(path))
+    rows: list[dict[str, Any]] = []
+    for images, question, answer in problems:
+        marks = "<image>" * len(images)
+        rows.append({"images": list(images), "problem": marks + question, "answer": answer})
+    features = Features({"images": List(Picture()), "problem": Value("string"), "answer": Value("string")})
+    Dataset.from_list(rows, features=features).to_parquet(str(path))
     return path
 
 
@@ -213,18 +211,22 @@ def reference_logits(model: Any, row: ScoringRow) -> Tensor:
 
 
 def reference_log_probs(model: Any, rows: Sequence[ScoringRow], *, temperature: float = 1.0) -> list[Tensor]:
-    every = [(reference_logits(model, row) / temperature).log_softmax(dim=1) for row in rows]
-    return [
-        each.gather(1, torch.tensor(row.response_ids)[:, None])[:, 0] for each, row in zip(every, rows, strict=True)
-    ]
+    of_rows: list[Tensor] = []
+    for row in rows:
+        log_probs = (reference_logits(model, row) / temperature).log_softmax(dim=1)
+        tokens = torch.tensor(row.response_ids)[:, None]
+        of_rows.append(log_probs.gather(1, tokens)[:, 0])
+    return of_rows
 
 
 def rows_of(contexts: Sequence[EncodedPrompt], lengths: Sequence[int]) -> list[ScoringRow]:
     """Responses of these lengths, as many behind each context."""
-    each = len(lengths) // len(contexts)
+    rows_per_context = len(lengths) // len(contexts)
     return [
         ScoringRow(
-            context=contexts[number // each], response_ids=token_array(random_response(length, seed=number)), row=number
+            context=contexts[number // rows_per_context],
+            response_ids=token_array(random_response(length, seed=number)),
+            row=number,
         )
         for number, length in enumerate(lengths)
     ]

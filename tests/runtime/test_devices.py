@@ -53,13 +53,13 @@ def test_the_driver_names_gpus_without_a_context_on_one(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    asked = list[int]()
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: asked.append(index) or _Card)
+    asked_indices = list[int]()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: asked_indices.append(index) or _Card)
     if cards == 1:
         assert device_in_words() == "NVIDIA H100 80GB HBM3, 80 GiB"
         return
     assert device_in_words() == "2 x NVIDIA B200, 179 GiB"
-    assert asked == []
+    assert asked_indices == []
     assert told in (tmp_path / "asked").read_text(encoding="utf-8")
 
 
@@ -174,8 +174,8 @@ def run(*command: str, folder: Path, **environment: str) -> subprocess.Completed
 
 @pytest.mark.heavy
 def test_driver_570_ends_runs_with_code_2_and_the_doctors_words(tmp_path: Path) -> None:
-    asked = ("-m", "cepo.train", f"config={REPOSITORY}/configs/geo3k/cepo.yaml")
-    done = run(*asked, folder=tmp_path, **fake_machine(driver="570.86.10", HF_HUB_OFFLINE="1"))
+    command = ("-m", "cepo.train", f"config={REPOSITORY}/configs/geo3k/cepo.yaml")
+    done = run(*command, folder=tmp_path, **fake_machine(driver="570.86.10", HF_HUB_OFFLINE="1"))
     assert done.returncode == 2, done.stderr
     assert OLD_DRIVER in done.stderr
     assert "CUDA_VISIBLE_DEVICES= (empty)" in done.stderr

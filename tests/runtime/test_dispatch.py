@@ -230,7 +230,7 @@ def test_sent_images_travel_once_per_step(store: ImageStore) -> None:
     assert 400_000 < len(score) < 405_000
     assert len(update) < 1000
     arrived = receiver.decode(score)
-    assert len({id(one.context.images) for one in arrived}) == 1
+    assert len({id(arrived_row.context.images) for arrived_row in arrived}) == 1
     assert receiver.decode(update)[0].context.images is arrived[0].context.images
     sender.forget()
     receiver.forget()

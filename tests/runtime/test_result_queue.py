@@ -30,9 +30,9 @@ class ListQueue:
         return len(self.items)
 
     def get_nowait_batch(self, number: int) -> list[bytes]:
-        taken = self.items[:number]
+        batch = self.items[:number]
         self.items = self.items[number:]
-        return taken
+        return batch
 
 
 def response(token: int) -> Generation:
@@ -43,7 +43,9 @@ def taken(arrivals: ResultQueue) -> list[tuple[int, int, list[int]]]:
     """What the driver gets: rank, index of the request, and the first token of each response."""
     groups: list[tuple[int, int, list[int]]] = []
     arrivals.take(
-        lambda rank, index, group: groups.append((rank, index, [int(each.response_ids[0]) for each in group]))
+        lambda rank, index, group: groups.append(
+            (rank, index, [int(generation.response_ids[0]) for generation in group])
+        )
     )
     return groups
 

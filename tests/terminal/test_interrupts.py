@@ -50,26 +50,28 @@ class _Interrupted:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_swallowed_interruption_is_raised_at_the_next_look() -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
+    handler_before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background job begins with it ignored
     try:
         with interrupts.handled():
             interrupts.raise_if_lost()
-            one = _Interrupted()
-            del one  # Python prints what a destructor raises, and goes on
+            interrupted = _Interrupted()
+            del interrupted  # Python prints what a destructor raises, and goes on
             with pytest.raises(KeyboardInterrupt):
                 interrupts.raise_if_lost()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler_before)
 
 
 def test_handlers_are_restored_and_ignored_signals_stay_so() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handler_before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with interrupts.handled():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             assert signal.getsignal(signal.SIGTERM) is interrupts._handle
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler_before)
     assert signal.getsignal(signal.SIGTERM) is not interrupts._handle
 
 

@@ -71,15 +71,19 @@ def assemble(
     """Builds configuration and processor from transformers' classes, each given by its name's start and its arguments."""
     import transformers
 
-    made = getattr(transformers, f"{name}Config")(**config)
+    model_config = getattr(transformers, f"{name}Config")(**config)
     if images is None:
-        return Parts(config=made, processor=tokenizer)
-    of_kinds = {"image_processor": ("ImageProcessor", images), "video_processor": ("VideoProcessor", videos)}
-    readers = {
-        kind: getattr(transformers, given[0] + end)(**given[1]) for kind, (end, given) in of_kinds.items() if given
-    }
-    whole: Any = getattr(transformers, f"{processor or name}Processor")
-    return Parts(config=made, processor=whole(tokenizer=tokenizer, **readers, **options or {}), **parts)
+        return Parts(config=model_config, processor=tokenizer)
+    name_of_images, arguments_of_images = images
+    image_processor_class = getattr(transformers, f"{name_of_images}ImageProcessor")
+    readers: dict[str, Any] = {"image_processor": image_processor_class(**arguments_of_images)}
+    if videos is not None:
+        name_of_videos, arguments_of_videos = videos
+        video_processor_class = getattr(transformers, f"{name_of_videos}VideoProcessor")
+        readers["video_processor"] = video_processor_class(**arguments_of_videos)
+    processor_class: Any = getattr(transformers, f"{processor or name}Processor")
+    whole = processor_class(tokenizer=tokenizer, **readers, **options or {})
+    return Parts(config=model_config, processor=whole, **parts)
 
 
 _MERGE = 2

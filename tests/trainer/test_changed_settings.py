@@ -30,13 +30,13 @@ def changes(folder: Path, recorded: dict[str, Any], *settings: str) -> list[str]
 def test_the_same_command_from_another_folder_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the checkout shipped files are relative paths, elsewhere absolute ones."""
     monkeypatch.chdir(PACKAGE_FOLDER.parent)
-    here = decisive_settings(load_config(SETTINGS))
+    in_checkout = decisive_settings(load_config(SETTINGS))
     monkeypatch.chdir(tmp_path)
-    there = decisive_settings(load_config(SETTINGS))
-    assert here[REWARD] != there[REWARD], "the two are spelt differently"
-    assert changes(tmp_path / "global_step_1", here) == []
+    elsewhere = decisive_settings(load_config(SETTINGS))
+    assert in_checkout[REWARD] != elsewhere[REWARD], "the two are spelt differently"
+    assert changes(tmp_path / "global_step_1", in_checkout) == []
     monkeypatch.chdir(PACKAGE_FOLDER.parent)
-    assert changes(tmp_path / "global_step_1", there) == []
+    assert changes(tmp_path / "global_step_1", elsewhere) == []
 
 
 def test_a_record_names_shipped_files_without_their_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,15 +55,15 @@ def test_a_record_names_shipped_files_without_their_checkout(tmp_path: Path, mon
 def test_two_functions_are_compared_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("def score(samples): return []\n", encoding="utf-8")
-    both = f"{REWARD}=[cepo/rewards/math.py:compute_score,own.py:score]"
-    recorded = decisive_settings(load_config([*SETTINGS, both]))
+    two_functions = f"{REWARD}=[cepo/rewards/math.py:compute_score,own.py:score]"
+    recorded = decisive_settings(load_config([*SETTINGS, two_functions]))
     absolute = f"{REWARD}=[cepo/rewards/math.py:compute_score,{tmp_path}/own.py:score]"
     assert changes(tmp_path / "global_step_1", recorded, absolute) == []
-    for other in (
+    for changed_functions in (
         "[own.py:score,cepo/rewards/math.py:compute_score]",
         "[cepo/rewards/math.py:compute_score,own.py:main]",
     ):
-        assert len(changes(tmp_path / "global_step_1", recorded, f"{REWARD}={other}")) == 1
+        assert len(changes(tmp_path / "global_step_1", recorded, f"{REWARD}={changed_functions}")) == 1
 
 
 def test_a_relative_file_of_ones_own_is_another_one_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,12 +61,17 @@ def test_an_old_checkpoint_in_use_is_named_and_deleted_later(
 
 def test_what_remains_of_a_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a checkpoint would be taken for a damaged one, or without its state never be deleted."""
-    CheckpointStore(tmp_path, keep=1, identity={}).save(TrainerState(step=1), WEIGHTS)
+
+    def save_by_a_new_run(step: int) -> None:
+        store = CheckpointStore(tmp_path, keep=1, identity={})
+        store.save(TrainerState(step=step), WEIGHTS)
+
+    save_by_a_new_run(1)
     with monkeypatch.context() as busy:
         refuse(busy, "unlink", "weights")
-        CheckpointStore(tmp_path, keep=1, identity={}).save(TrainerState(step=2), WEIGHTS)
+        save_by_a_new_run(2)
         assert list(checkpoint_folders(tmp_path)) == [2]
-    CheckpointStore(tmp_path, keep=1, identity={}).save(TrainerState(step=3), WEIGHTS)  # a resumed run
+    save_by_a_new_run(3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [CHECKPOINT_TRACKER_FILE, "global_step_3"]
 
 

@@ -81,7 +81,7 @@ def check_content(reference: Reference, group: RolloutGroup, source: str, num_to
         assert isinstance(reference, TextReference)
         assert reference.text == (group.ground_truth if source == "ground_truth" else group.solution)
         return
-    (rollout,) = (each for each in group.rollouts if each.index == reference.source_index)
+    (rollout,) = [member for member in group.rollouts if member.index == reference.source_index]
     if isinstance(reference, TextReference):
         assert source == "peer_answer"
         assert reference.text == rollout.answer
@@ -94,58 +94,66 @@ def check_content(reference: Reference, group: RolloutGroup, source: str, num_to
 @given(group=groups(), config=POSITIVE)
 def test_the_right_side_is_shown_by_right_rollouts(group: RolloutGroup, config: PositiveConfig) -> None:
     """Never its own where it is excluded; None only where no rollout can; the same in whatever order the group is."""
+
+    def can_show(peer: Rollout) -> bool:
+        is_right = peer.correct if config.success_threshold is None else peer.reward >= config.success_threshold
+        return is_right and says_something(peer, config.source)
+
     chosen = positive_references(group, config)
-    for own, reference in zip(group.rollouts, chosen, strict=True):
-        able = [
-            each
-            for each in group.rollouts
-            if (each.correct if config.success_threshold is None else each.reward >= config.success_threshold)
-            and (each.answer is not None if config.source == "peer_answer" else len(each.response_ids) > 0)
-            and not (config.exclude_self and each.index == own.index)
-        ]
+    for reader, reference in zip(group.rollouts, chosen, strict=True):
         if not config.source.startswith("peer_"):
             assert reference is not None
             check_content(reference, group, config.source, config.num_tokens)
-        elif reference is not None:
+            continue
+        able = {peer.index for peer in group.rollouts if can_show(peer)}
+        if config.exclude_self:
+            able.discard(reader.index)
+        if reference is not None:
             check_content(reference, group, config.source, config.num_tokens)
-            assert reference.source_index in {each.index for each in able}
+            assert reference.source_index in able
         else:
             assert not able
-    ordered = dataclasses.replace(group, rollouts=sorted(group.rollouts, key=lambda each: each.index))
-    by_index = dict(zip((each.index for each in group.rollouts), chosen, strict=True))
+    ordered = dataclasses.replace(group, rollouts=sorted(group.rollouts, key=lambda reader: reader.index))
+    by_index = {reader.index: reference for reader, reference in zip(group.rollouts, chosen, strict=True)}
     assert positive_references(ordered, config) == [by_index[index] for index in range(len(chosen))]
+
+
+def says_something(peer: Rollout, source: str) -> bool:
+    if source == "peer_answer":
+        return peer.answer is not None
+    return len(peer.response_ids) > 0
 
 
 @given(group=groups(), config=NEGATIVE, number=st.integers(0, 4))
 def test_the_wrong_side_is_shown_by_wrong_rollouts(group: RolloutGroup, config: NegativeConfig, number: int) -> None:
     """Never one whose answer is right in another spelling, never the own, never two of one value."""
     turned = dataclasses.replace(group, rollouts=group.rollouts[::-1])
-    shown = wrong_reference(group, config)
-    several = wrong_references(group, config, number)
-    assert shown == wrong_reference(turned, config)
-    assert several == wrong_references(turned, config, number)[::-1]
-    allowed = {
-        each.index for each in wrong_rollouts(group) if config.strict_lowest or not each.answer_equals_ground_truth
-    }
-    if shown is None and not config.strict_lowest:  # then no rollout can give one
-        says = {
-            each.index
-            for each in group.rollouts
-            if (each.answer if config.source == "peer_answer" else len(each.response_ids) > 0)
-        }
-        assert allowed.isdisjoint(says)
-    for own, references in [(None, [shown] if shown else []), *zip(group.rollouts, several, strict=True)]:
-        assert len(references) <= max(number, own is None)
+    of_group = wrong_reference(group, config)
+    of_rollouts = wrong_references(group, config, number)
+    assert of_group == wrong_reference(turned, config)
+    assert of_rollouts == wrong_references(turned, config, number)[::-1]
+    allowed: set[int] = set()
+    for peer in wrong_rollouts(group):
+        if config.strict_lowest or not peer.answer_equals_ground_truth:
+            allowed.add(peer.index)
+    if of_group is None and not config.strict_lowest:
+        able = {peer.index for peer in group.rollouts if says_something(peer, config.source)}
+        assert allowed.isdisjoint(able)
+
+    if of_group is not None:
+        check_content(of_group, group, config.source, config.num_tokens)
+        assert config.source == "ground_truth" or of_group.source_index in allowed
+    values = {peer.index: peer.answer_value for peer in group.rollouts}
+    for reader, references in zip(group.rollouts, of_rollouts, strict=True):
+        assert len(references) <= number
         for reference in references:
             check_content(reference, group, config.source, config.num_tokens)
-            if config.source == "ground_truth":
-                continue
-            assert reference.source_index in allowed
-            assert own is None or reference.source_index != own.index
-        values = {each.index: each.answer_value for each in group.rollouts}
+            if config.source != "ground_truth":
+                assert reference.source_index in allowed - {reader.index}
         if config.source == "peer_answer":
-            found = [values[each.source_index] for each in references if each.source_index is not None]
-            assert len(set(found)) == len(found)
+            indices = [reference.source_index for reference in references if reference.source_index is not None]
+            values_of_references = {values[index] for index in indices}
+            assert len(values_of_references) == len(indices)
 
 
 @given(
@@ -172,17 +180,16 @@ def test_shown_references_keep_their_length_and_cuts_are_counted(
     tokens = [tuple(tiny_processing.encode_text(answer)) or (5,) for answer in answers]
     first = [float(row == 0) for row in range(len(answers))]
     rollouts = rollouts_of(tokens, first, problems=[problem], prompts=[contexts.student(problem)], responses=answers)
-    given = [
-        rollout(row, first[row], answer or None, correct=row == 0, ids=tokens[row])
-        for row, answer in enumerate(answers)
-    ]
-    one = dataclasses.replace(group_of(*given, prompt="0"), solution=answers[0])
+    described: list[Rollout] = []
+    for row, answer in enumerate(answers):
+        described.append(rollout(row, first[row], answer or None, correct=row == 0, ids=tokens[row]))
+    prompt_group = dataclasses.replace(group_of(*described, prompt="0"), solution=answers[0])
     wrong_source = "peer_answer" if source == "solution" else source
-    estimator = build_estimator(
-        "cepo", {"positive": {"source": source, "num_tokens": 4}, "negative": {"source": wrong_source, "num_tokens": 4}}
-    )
-    chosen = estimator.references(one)
-    views, _ = plan_views(rollouts, live, [one], estimator, contexts)
+    positive = {"source": source, "num_tokens": 4}
+    negative = {"source": wrong_source, "num_tokens": 4}
+    estimator = build_estimator("cepo", {"positive": positive, "negative": negative})
+    chosen = estimator.references(prompt_group)
+    views, _ = plan_views(rollouts, live, [prompt_group], estimator, contexts)
     for view in views:
         cut = 0
         for row, scored in view.rows.items():
@@ -192,23 +199,26 @@ def test_shown_references_keep_their_length_and_cuts_are_counted(
             assert reference is not None
             assert text
             # Tokenizers compose accents.
-            whole, shown = (normalize("NFC", each) for each in (contexts.whole_text(reference), text))
-            assert whole.startswith(shown), "a reference is cut at its end"
+            whole = normalize("NFC", contexts.whole_text(reference))
+            composed = normalize("NFC", text)
+            assert whole.startswith(composed), "a reference is cut at its end"
             assert len(scored.context.token_ids) <= 48
             if isinstance(reference, TextReference):
                 limit = cap if reference.max_tokens is None else reference.max_tokens
                 assert len(tiny_processing.encode_text(text)) <= limit
-            is_split = re.search(r"\d[.,]?\Z", shown) and re.match(r"[.,]?\d", whole[len(shown) :])
+            left_out = whole[len(composed) :]
+            is_split = re.search(r"\d[.,]?\Z", composed) and re.match(r"[.,]?\d", left_out)
             assert not is_split, "a number is split"
-            cut += shown != whole
+            cut += composed != whole
         assert view.metrics[f"references/{view.name}_cut"] == fraction(cut, len(view.rows))
-        empty, crowded = (view.metrics[f"references/{view.name}_{name}"] for name in ("empty", "without_room"))
-        assert len(view.rows) + empty.value + crowded.value <= empty.weight <= int(live.sum())
+        empty = view.metrics[f"references/{view.name}_empty"]
+        without_room = view.metrics[f"references/{view.name}_without_room"]
+        assert len(view.rows) + empty.value + without_room.value <= empty.weight <= int(live.sum())
 
 
 @pytest.mark.parametrize("cap", range(1, 16))
 def test_a_number_behind_composed_letters_is_not_split(tiny_processing: Processing, cap: int) -> None:
     """Tokenizers compose accents, so that a text is longer than what its tokens say."""
     contexts = ContextBuilder(tiny_processing, TeacherConfig(max_reference_tokens=cap), max_context_length=100)
-    shown = contexts.reference_text(TextReference(text="a\u0301" * 4 + " 12345"))
-    assert re.sub(r"\D", "", shown) in ("", "12345")
+    text = contexts.reference_text(TextReference(text="a\u0301" * 4 + " 12345"))
+    assert re.sub(r"\D", "", text) in ("", "12345")

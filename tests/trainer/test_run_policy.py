@@ -41,14 +41,14 @@ def test_the_holder_is_named_and_if_killed_its_lock_is_taken(tmp_path: Path, cap
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
-            before = sorted(path.name for path in tmp_path.iterdir())
+            names_before = sorted(path.name for path in tmp_path.iterdir())
             who = f"in use by process {process.pid} on {socket.gethostname()}, since 20"
             with pytest.raises(CheckpointError, match=who):
                 RunLock(tmp_path).acquire()
             settings = ["config=configs/microgeo/quickstart.yaml", f"trainer.save_checkpoint_path={tmp_path}"]
             assert main([*settings, "trainer.find_last_checkpoint=false"]) == 2
             assert who in caplog.text
-            assert sorted(path.name for path in tmp_path.iterdir()) == before
+            assert sorted(path.name for path in tmp_path.iterdir()) == names_before
             process.kill()
             process.wait(timeout=30)
             lock = RunLock(tmp_path)

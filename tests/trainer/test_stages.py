@@ -90,7 +90,8 @@ KL = kl_penalty(
 
 def penalised(penalties: Tensor, **settings: Any) -> tuple[Tensor, dict[str, float], float]:
     """The rewards, the metrics, and the coefficient afterwards, which is 0.1 before."""
-    mask, state = torch.tensor([[True, True], [True, False]]), TrainerState(kl_coefficient=0.1)
+    mask = torch.tensor([[True, True], [True, False]])
+    state = TrainerState(kl_coefficient=0.1)
     rewards, metrics = penalise(REWARDS, penalties, mask, AlgorithmConfig(**settings), state)
     return rewards, results(metrics), state.kl_coefficient
 
@@ -143,43 +144,45 @@ def learning(entropies: Tensor | None, **settings: Any) -> tuple[Tensor, dict[st
 
     Advantages and the weight of the divergence are left out alike.
     """
-    whole, weights = rollouts_of([(1,) * length for length in LENGTHS]), MASK.float()
-    cut = [dataclasses.replace(each, finished=row != 1) for row, each in enumerate(whole.generations)]
+    whole = rollouts_of([(1,) * length for length in LENGTHS])
+    weights = MASK.float()
+    cut = [dataclasses.replace(generation, finished=row != 1) for row, generation in enumerate(whole.generations)]
     distillation = Distillation(view="correct", divergence=DivergenceConfig(), token_weight=weights)
-    found = restricted(
+    signal = restricted(
         TokenSignal(advantages=2 * weights, distillation=distillation),
         dataclasses.replace(whole, generations=cut),
         torch.tensor([True, True, True, False]),
         entropies,
         AlgorithmConfig(**settings),
     )
-    assert found.distillation is not None
-    assert torch.equal(found.distillation.token_weight * 2, found.advantages)
-    return found.advantages > 0, results(found.metrics)
+    assert signal.distillation is not None
+    assert torch.equal(signal.distillation.token_weight * 2, signal.advantages)
+    return signal.advantages > 0, results(signal.metrics)
 
 
 def test_tokens_of_cut_responses_teach_nothing_if_asked() -> None:
     assert torch.equal(learning(None)[0], MASK)
-    kept, _ = learning(None, overlong_filter=True)
-    assert torch.equal(kept, MASK & torch.tensor([True, False, True, True]).unsqueeze(1))
+    learns, _ = learning(None, overlong_filter=True)
+    assert torch.equal(learns, MASK & torch.tensor([True, False, True, True]).unsqueeze(1))
 
 
 def test_the_top_share_of_live_tokens_by_entropy_learns() -> None:
     """A third of the 9 tokens of live rows is 3: those of 2.0, 1.5 and 0.9; dead rows do not raise the threshold."""
-    kept, metrics = learning(ENTROPIES, top_entropy=1 / 3)
-    assert kept[:3].nonzero().tolist() == [[0, 1], [1, 0], [2, 1]]
+    learns, metrics = learning(ENTROPIES, top_entropy=1 / 3)
+    assert learns[:3].nonzero().tolist() == [[0, 1], [1, 0], [2, 1]]
     assert metrics["rollout/learning_tokens"] == 3 / 9
     assert abs(metrics["rollout/vocabulary_entropy"] - 5.9 / 9) < 1e-6
 
 
 def test_at_least_one_token_learns_and_none_of_a_cut_response() -> None:
     """Without the cut response 7 tokens are left, of which a seventh is 1."""
-    kept, _ = learning(ENTROPIES, top_entropy=1 / 7, overlong_filter=True)
-    assert kept[:3].nonzero().tolist() == [[0, 1]]
+    learns, _ = learning(ENTROPIES, top_entropy=1 / 7, overlong_filter=True)
+    assert learns[:3].nonzero().tolist() == [[0, 1]]
     assert int(learning(ENTROPIES, top_entropy=1e-9)[0][:3].sum()) == 1
 
 
-TRAINERS, ENGINES = -1.0, -2.0
+TRAINERS = -1.0
+ENGINES = -2.0
 
 
 def two_prompts() -> Rollouts:
@@ -230,7 +233,8 @@ def test_no_score_replaces_a_metric_of_the_rewards() -> None:
     assert "reward/score.accuracy" not in values
 
 
-END, STOP = 90, 91
+END = 90
+STOP = 91
 
 
 @pytest.fixture(scope="module")
@@ -289,8 +293,9 @@ def test_each_prompt_is_judged_by_its_own_truth_and_rows(pool: RewardPool) -> No
     codec = cast("Any", SimpleNamespace(special_texts=[], eos_token_ids=(END,)))
     said = [["0.5"], ["0.5", "1/2", "7"]]
     verdicts = [[False], [True, False, False]]
-    prompts = [
-        PromptResponses(
+    prompts: list[PromptResponses] = []
+    for number, truth in enumerate(["3", "0.5"]):
+        prompt = PromptResponses(
             prompt_id=str(number),
             ground_truth=truth,
             solution=None,
@@ -299,15 +304,15 @@ def test_each_prompt_is_judged_by_its_own_truth_and_rows(pool: RewardPool) -> No
             rewards=[float(is_right) for is_right in verdicts[number]],
             correct=verdicts[number],
         )
-        for number, truth in enumerate(["3", "0.5"])
-    ]
-    groups = described_groups(prompts, pool, codec, seed=0, step=0, with_values=True)
-    assert [[one.answer for one in group.rollouts] for group in groups] == said
-    assert [[one.answer_equals_ground_truth for one in group.rollouts] for group in groups] == [
-        [False],
-        [True, True, False],
-    ]
-    assert [[one.answer_value for one in group.rollouts] for group in groups] == [["0.5"], [None, "0.5", "7"]]
+        prompts.append(prompt)
+    first, second = described_groups(prompts, pool, codec, seed=0, step=0, with_values=True)
+    (half,) = first.rollouts
+    assert half.answer == "0.5"
+    assert half.answer_equals_ground_truth is False
+    assert half.answer_value == "0.5"
+    assert [rollout.answer for rollout in second.rollouts] == said[1]
+    assert [rollout.answer_equals_ground_truth for rollout in second.rollouts] == [True, True, False]
+    assert [rollout.answer_value for rollout in second.rollouts] == [None, "0.5", "7"]
 
 
 def test_a_response_without_an_answer_is_wrong_and_no_candidate(pool: RewardPool) -> None:

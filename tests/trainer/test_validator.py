@@ -48,15 +48,15 @@ def test_the_leak_probe_reads_the_first_responses_of_all_batches(
     monkeypatch: pytest.MonkeyPatch, probe_size: int, probed: list[int]
 ) -> None:
     """Five problems in batches of two, two responses each: a probe ends in the batch that it reaches."""
-    found: list[int] = []
+    num_probed_of_batches: list[int] = []
 
     def counted(rollouts: Rollouts, num_probed: int, *_: object) -> Metrics:
-        found.append(num_probed)
+        num_probed_of_batches.append(num_probed)
         return {"probed": sum_value(num_probed)}
 
     monkeypatch.setattr(validation, "leak_metrics", counted)
     metrics, _ = validator(Sampler(), 5, 2, leak_probe_size=probe_size).run(cast("Any", None))
-    assert found == probed
+    assert num_probed_of_batches == probed
     assert results(metrics).get("probed", 0) == min(probe_size, 10)
     assert results(metrics)["val/num_samples"] == 10
 
@@ -66,9 +66,9 @@ def test_the_subset_follows_the_seed() -> None:
 
     def subset(seed: int) -> list[int]:
         sampler = Sampler()
-        each = validator(sampler, 1_000, 4, val_max_samples=8, seed=seed, leak_probe_size=0)
+        seeded_validator = validator(sampler, 1_000, 4, val_max_samples=8, seed=seed, leak_probe_size=0)
         for _ in range(2):
-            each.run(cast("Any", None))
+            seeded_validator.run(cast("Any", None))
         assert sampler.asked[:8] == sampler.asked[8:]
         return sampler.asked[:8]
 

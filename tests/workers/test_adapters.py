@@ -93,34 +93,43 @@ def build(dtype: torch.dtype = torch.float32, *, fused: bool, bias: bool = False
 def results(layer: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """The output for a batch of sequences, and the gradients of its input and of both adapter weights."""
     generator = torch.Generator().manual_seed(7)
-    x = torch.randn(2, 3, SIZES[0], generator=generator).to(dtype).requires_grad_()
-    factors = torch.randn(2, 3, SIZES[1], generator=generator).to(dtype)
+    num_inputs, num_outputs = SIZES
+    x = torch.randn(2, 3, num_inputs, generator=generator).to(dtype).requires_grad_()
+    factors = torch.randn(2, 3, num_outputs, generator=generator).to(dtype)
     output = layer(x)
     trained = [weight for weight in layer.parameters() if weight.requires_grad]
     assert len(trained) == 2
-    return [output, *torch.autograd.grad((output * factors).sum(), [x, *trained])]
+    gradients = torch.autograd.grad((output * factors).sum(), [x, *trained])
+    return [output, *gradients]
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_output_and_gradients_are_those_of_pefts_layer(bias: bool) -> None:
-    of_both = (results(build(fused=fused, bias=bias)) for fused in (True, False))
-    for found, expected in zip(*of_both, strict=True):
-        assert found.shape == expected.shape
-        assert float((found - expected).detach().norm() / expected.detach().norm()) < 1e-6
+    of_fused = results(build(fused=True, bias=bias))
+    of_peft = results(build(fused=False, bias=bias))
+    for fused_result, expected in zip(of_fused, of_peft, strict=True):
+        assert fused_result.shape == expected.shape
+        difference = (fused_result - expected).detach()
+        assert float(difference.norm() / expected.detach().norm()) < 1e-6
 
 
 def test_in_bfloat16_the_result_is_nearer_to_float64_than_pefts() -> None:
     exact = results(build(torch.float64, fused=False), torch.float64)[0].detach()
-    rounded = [results(build(torch.bfloat16, fused=fused), torch.bfloat16)[0].double() for fused in (True, False)]
-    assert float((rounded[0] - exact).detach().norm()) < float((rounded[1] - exact).detach().norm())
+
+    def error(*, fused: bool) -> float:
+        output = results(build(torch.bfloat16, fused=fused), torch.bfloat16)[0]
+        return float((output.double() - exact).detach().norm())
+
+    assert error(fused=True) < error(fused=False)
 
 
 def test_a_disabled_adapter_is_left_to_peft() -> None:
-    layer, plain = build(fused=True), build(fused=False)
+    layer = build(fused=True)
+    plain = build(fused=False)
     assert type(layer) is FusedLoraLinear
     x = torch.randn(5, SIZES[0])
     with_adapter = plain(x).detach()
-    for each in (layer, plain):
-        each.enable_adapters(False)
+    for lora_layer in (layer, plain):
+        lora_layer.enable_adapters(False)
     assert torch.equal(layer(x), plain(x))
     assert float((layer(x) - with_adapter).norm()) > 0.1

@@ -89,9 +89,9 @@ def test_the_layers_of_every_family_are_compiled_or_say_why_not(
     folder = write_checkpoint(family, tmp_path / "model")
     rows = rows_of(folder, family)
     expected = found_by(actor_of(folder, compiles=False), rows)
-    found = found_by(actor_of(folder, compiles=True), rows)
-    assert torch.equal(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
+    compiled = found_by(actor_of(folder, compiles=True), rows)
+    assert torch.equal(compiled[0], expected[0])
+    assert torch.equal(compiled[1], expected[1])
     refusals = [record for record in caplog.records if "is not compiled" in record.getMessage()]
     assert bool(refusals) == (family in REFUSED), caplog.text
 
@@ -191,9 +191,9 @@ def test_compiled_kernels_compute_the_same_to_float32(
     folder = write_checkpoint(family, tmp_path / "model")
     rows = rows_of(folder, family)
     expected = found_by(actor_of(folder, compiles=False), rows)
-    found = found_by(actor_of(folder, compiles=True), rows)
-    assert float((found[0] - expected[0]).abs().mean()) < 1e-6
-    assert float((found[1] - expected[1]).norm() / expected[1].norm()) < 1e-5
+    compiled = found_by(actor_of(folder, compiles=True), rows)
+    assert float((compiled[0] - expected[0]).abs().mean()) < 1e-6
+    assert float((compiled[1] - expected[1]).norm() / expected[1].norm()) < 1e-5
 
 
 @pytest.mark.heavy
@@ -250,11 +250,11 @@ def test_a_second_start_compiles_nothing(
         pytest.skip("no g++, so that no kernel is compiled")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    found: list[dict[str, int]] = []
+    counts: list[dict[str, int]] = []
     for _ in range(2):
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            found.append(process.submit(first_pass, tiny_model_folder).result(timeout=900))
-    number = found[0]["miss"]
+            counts.append(process.submit(first_pass, tiny_model_folder).result(timeout=900))
+    number = counts[0]["miss"]
     assert number > 0
-    assert found == [{"hit": 0, "miss": number}, {"hit": number, "miss": 0}]
+    assert counts == [{"hit": 0, "miss": number}, {"hit": number, "miss": 0}]
     assert any((tmp_path / "cepo" / "compiled").iterdir())

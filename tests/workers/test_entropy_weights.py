@@ -28,13 +28,16 @@ def one_rank() -> Iterator[None]:
 
 def weights(beta: float, token_weight: list[list[float]]) -> list[list[float]]:
     """Of rows 4 and 7, whose teacher has entropies 0, log 2 and log 4 nats in the first; the other has none."""
-    kept = HiddenStateCache()
-    kept.entropies = {4: torch.tensor([0.0, math.log(2), math.log(4)])}
+    hidden_states = HiddenStateCache()
+    hidden_states.entropies = {4: torch.tensor([0.0, math.log(2), math.log(4)])}
     distillation = Distillation(
-        view="correct", divergence=DivergenceConfig(entropy_beta=beta), token_weight=torch.tensor(token_weight)
+        view="correct",
+        divergence=DivergenceConfig(entropy_beta=beta),
+        token_weight=torch.tensor(token_weight),
     )
-    batch: Any = SimpleNamespace(rows=[SimpleNamespace(row=4), SimpleNamespace(row=7)])
-    actor = cast("Actor", SimpleNamespace(kept=kept, device=torch.device("cpu")))
+    rows = [SimpleNamespace(row=4), SimpleNamespace(row=7)]
+    batch: Any = SimpleNamespace(rows=rows)
+    actor = cast("Actor", SimpleNamespace(kept=hidden_states, device=torch.device("cpu")))
     return Actor._weighted_by_entropy(actor, batch, distillation).tolist()
 
 

@@ -64,32 +64,36 @@ def test_an_adapter_has_the_sides_of_196_layers_for_each_rank() -> None:
 
 def test_lora_needs_4_3_gb_of_weights_and_6_9_gb_in_a_pass() -> None:
     """The larger pass scores 16 rows of 3072 tokens, each with half of a block's tensors, and has one chunk of logits."""
-    found = memory(IN_FLOAT32)
-    assert found.weights == 2 * PARAMETERS + 4 * ADAPTER == 4_324_794_368
-    assert found.optimizer == 8 * ADAPTER
-    assert found.away == 0
-    assert found.checkpoint == 12 * ADAPTER
-    assert found.engine == 2 * PARAMETERS
-    assert found.gradients == 4 * ADAPTER
+    needs = memory(IN_FLOAT32)
+    assert needs.weights == 2 * PARAMETERS + 4 * ADAPTER == 4_324_794_368
+    assert needs.optimizer == 8 * ADAPTER
+    assert needs.away == 0
+    assert needs.checkpoint == 12 * ADAPTER
+    assert needs.engine == 2 * PARAMETERS
+    assert needs.gradients == 4 * ADAPTER
     block = 2 * (14 * 2048 + 4 * 6144) + 32 * 2048
     gathered = 2 * published_shape("2B").gathered
     scoring = 16 * 3072 * block // 2
     assert scoring > 4 * 3072 * (28 * 2048 * 2 + block), "the update of 4 rows"
-    assert found.largest_pass == 4 * ADAPTER + gathered + scoring + (4 + 2) * 2**28 == 6_941_174_784
+    assert needs.largest_pass == 4 * ADAPTER + gathered + scoring + (4 + 2) * 2**28 == 6_941_174_784
 
 
 def test_all_weights_need_12_bytes_each_and_4_of_gradients() -> None:
     """Two devices need half. In its pass a gathered weight has its gradient twice in float32 and twice in bf16."""
-    one = memory(*FULL)
-    two = memory(*FULL, "trainer.n_gpus_per_node=2")
-    assert one.weights + one.optimizer == 12 * PARAMETERS == 2 * (two.weights + two.optimizer)
-    assert one.gradients == 4 * PARAMETERS
+    one_device = memory(*FULL)
+    two_devices = memory(*FULL, "trainer.n_gpus_per_node=2")
+    assert (
+        one_device.weights + one_device.optimizer
+        == 12 * PARAMETERS
+        == 2 * (two_devices.weights + two_devices.optimizer)
+    )
+    assert one_device.gradients == 4 * PARAMETERS
     frozen = memory(*FULL, "worker.actor.model.freeze_vision_tower=true")
     assert frozen.optimizer == 8 * (PARAMETERS - TOWER)
     compensated = memory(FULL[0], "worker.actor.fsdp.torch_dtype=bf16", "worker.actor.optim.strategy=adamw_bf16")
     assert compensated.weights == 2 * PARAMETERS
     assert compensated.optimizer == 8 * PARAMETERS
-    assert one.largest_pass - compensated.largest_pass == 2 * PARAMETERS, "the gradients are bf16"
+    assert one_device.largest_pass - compensated.largest_pass == 2 * PARAMETERS, "the gradients are bf16"
 
 
 def test_weights_are_shared_by_the_devices_of_one_machine() -> None:
@@ -107,9 +111,9 @@ def test_qlora_needs_2_3_gb_of_weights() -> None:
     in_4_bits = 28 * (3 * 2048 * 2048 + 3 * 2048 * 6144)
     assert published_shape("2B").linear == in_4_bits == 1_409_286_144
     packed = in_4_bits * 9 // 16
-    rest = 2 * (PARAMETERS - in_4_bits) + 4 * ADAPTER
-    assert memory(*qlora).weights == packed + rest == 2_298_945_536
-    assert memory(*qlora, "trainer.n_gpus_per_node=2").weights == packed + rest // 2
+    unpacked = 2 * (PARAMETERS - in_4_bits) + 4 * ADAPTER
+    assert memory(*qlora).weights == packed + unpacked == 2_298_945_536
+    assert memory(*qlora, "trainer.n_gpus_per_node=2").weights == packed + unpacked // 2
 
 
 @pytest.mark.parametrize(
@@ -123,12 +127,12 @@ def test_qlora_needs_2_3_gb_of_weights() -> None:
 )
 def test_what_leaves_the_device_is_counted_per_float32_weight(moved: list[str], away: int) -> None:
     """It is 8 bytes of moments and 4 of weights while responses are sampled; with FSDP's offload nothing is there."""
-    found = memory(*FULL, *(f"worker.actor.{name}=true" for name in moved))
-    assert found.away == away * PARAMETERS
+    needs = memory(*FULL, *(f"worker.actor.{name}=true" for name in moved))
+    assert needs.away == away * PARAMETERS
     if away == 0:
-        assert found.weights == 0
-        assert found.optimizer == 0
-        assert found.gradients == 0
+        assert needs.weights == 0
+        assert needs.optimizer == 0
+        assert needs.gradients == 0
 
 
 def test_a_teachers_copy_takes_4_bytes_per_weight() -> None:
@@ -198,13 +202,13 @@ def test_activations_that_may_not_fit_are_short_but_not_refused() -> None:
 
     The trainer's allocator takes up to 5 + 3 + 1.3 x 10 GiB.
     """
-    needed = 21 * GIB
+    bytes_needed = 21 * GIB
     total = 20 * GIB
-    other = NEEDS._replace(with_vllm=False)
-    assert fit(NEEDS, ASLEEP, free=needed + ASLEEP_BYTES, total=total)[1] == 0
-    assert fit(NEEDS, ASLEEP, free=needed, total=total)[1] == ASLEEP_BYTES
-    assert fit(NEEDS, AWAKE, free=needed, total=total)[1] == 10 * GIB
-    assert fit(other, ASLEEP, free=needed, total=total)[1] == 6 * GIB
+    without_vllm = NEEDS._replace(with_vllm=False)
+    assert fit(NEEDS, ASLEEP, free=bytes_needed + ASLEEP_BYTES, total=total)[1] == 0
+    assert fit(NEEDS, ASLEEP, free=bytes_needed, total=total)[1] == ASLEEP_BYTES
+    assert fit(NEEDS, AWAKE, free=bytes_needed, total=total)[1] == 10 * GIB
+    assert fit(without_vllm, ASLEEP, free=bytes_needed, total=total)[1] == 6 * GIB
 
 
 @pytest.mark.parametrize(("free", "decided"), [(BOUND + 20 * GIB, False), (BOUND + 20 * GIB - 1, True)])

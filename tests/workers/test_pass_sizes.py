@@ -66,48 +66,50 @@ def test_the_bytes_of_a_token_are_those_of_an_h200() -> None:
 
     Measured with 40, 50, 17 and 21 GB at 2B. The estimate may be higher, by at most 40 %, never lower.
     """
-    found = needs().of_token
-    kept = (50 - 40) * GB / (15_667 - 11_520)
-    recomputed = (21 - 17) * GB / (23_500 - 11_520)
-    assert kept <= 1.3 * found.kept <= 1.4 * kept
-    assert recomputed <= 1.3 * found.recomputed <= 1.4 * recomputed
+    of_token = needs().of_token
+    measured_kept = (50 - 40) * GB / (15_667 - 11_520)
+    measured_recomputed = (21 - 17) * GB / (23_500 - 11_520)
+    assert measured_kept <= 1.3 * of_token.kept <= 1.4 * measured_kept
+    assert measured_recomputed <= 1.3 * of_token.recomputed <= 1.4 * measured_recomputed
 
 
 def test_what_is_chosen_fits() -> None:
     """The base and 1.3 times the rows, for any free memory and any length of rows with which one row fits."""
     for tokens in (256, 1_500, ROW, 9_216, 40_000):
-        needed = needs(tokens=tokens)
+        pass_needs = needs(tokens=tokens)
         for gigabytes in range(14, 140, 3):
             free = gigabytes * GB
-            found = choose(needed, free=free, card=141 * GB)
-            of_token = needed.of_token
-            updating = of_token.recomputed if found.recomputes else of_token.kept
-            for rows, size in ((found.update_rows, updating), (found.scoring_rows, of_token.scored)):
-                assert rows == 1 or needed.base + 1.3 * rows * tokens * size <= free
-            if not found.recomputes:
-                assert found.update_rows * tokens >= 8_000
-                assert needed.base + 1.3 * found.update_rows * tokens * of_token.kept <= free
+            sizes = choose(pass_needs, free=free, card=141 * GB)
+            of_token = pass_needs.of_token
+            updating = of_token.recomputed if sizes.recomputes else of_token.kept
+            for rows, bytes_of_token in ((sizes.update_rows, updating), (sizes.scoring_rows, of_token.scored)):
+                assert rows == 1 or pass_needs.base + 1.3 * rows * tokens * bytes_of_token <= free
+            if not sizes.recomputes:
+                assert sizes.update_rows * tokens >= 8_000
+                assert pass_needs.base + 1.3 * sizes.update_rows * tokens * of_token.kept <= free
 
 
 def test_what_the_engine_keeps_asleep_awake_or_of_another_kind() -> None:
     base = load_config(["config=configs/geo3k/cepo.yaml"]).worker.rollout
     memory = without_weights(with_vllm=True)._replace(engine=5 * GB)
-    asleep, awake = (dataclasses.replace(base, sleep=sleep) for sleep in (True, False))
+    asleep = dataclasses.replace(base, sleep=True)
+    awake = dataclasses.replace(base, sleep=False)
     card = {"free": 80 * GB, "total": 80 * GB}
     assert engine_in_passes(memory, asleep, **card) == 2 * 2**30
     assert engine_in_passes(memory, awake, **card) == 48 * GB
-    assert engine_in_passes(memory._replace(with_vllm=False), awake, **card) == 5 * GB
+    without_vllm = memory._replace(with_vllm=False)
+    assert engine_in_passes(without_vllm, awake, **card) == 5 * GB
 
 
 def test_the_settings_numbers_are_kept_and_a_cpu_has_its_own() -> None:
     chosen = PassSizes(7, 30, recomputes=False, card=80 * GB)
     assert sizes_of(settings()) == WITHOUT_CARD == PassSizes(4, 16, recomputes=True)
     assert sizes_of(settings(), chosen) == chosen
-    given = settings(
+    with_own_numbers = settings(
         "worker.actor.micro_batch_size_per_device_for_update=2",
         "worker.actor.model.enable_gradient_checkpointing=true",
     )
-    assert sizes_of(given, chosen) == PassSizes(2, 30, recomputes=True, card=80 * GB)
+    assert sizes_of(with_own_numbers, chosen) == PassSizes(2, 30, recomputes=True, card=80 * GB)
     numbers = with_numbers(load_config(["config=configs/geo3k/cepo.yaml"])).worker
     for model in (numbers.actor, numbers.critic):
         assert model.micro_batch_size_per_device_for_update == 4
@@ -168,5 +170,5 @@ def test_a_resumed_actor_makes_the_same_passes_to_the_bit(tmp_path: Path) -> Non
     layers = second.module.base.get_decoder().layers
     assert not any(layer.gradient_checkpointing for layer in layers), "activations are kept as in the first run"
     assert len(second.passes.cut(rows, second.pass_sizes.update_rows)) == 2
-    for found, expected in zip(gradients_of(second, batch), gradients_of(first, batch), strict=True):
-        assert torch.equal(found, expected)
+    for gradient, expected in zip(gradients_of(second, batch), gradients_of(first, batch), strict=True):
+        assert torch.equal(gradient, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import chain
@@ -90,11 +91,11 @@ def test_equal_tokens_before_different_images_are_not_shared() -> None:
 
 def test_text_before_different_images_is_shared() -> None:
     """20 tokens of text, then a picture of 3 tokens in two versions, one of them twice, and a text without a picture."""
-    before = tuple(range(1, 21))
-    after = tuple(range(30, 50))
-    seen = (*before, PICTURE, PICTURE, PICTURE, *after)
+    first_text = tuple(range(1, 21))
+    last_text = tuple(range(30, 50))
+    seen = (*first_text, PICTURE, PICTURE, PICTURE, *last_text)
     rows = [row_of(seen, (5, 6, 7), content) for content in ("whole", "masked", "whole")]
-    rows.append(row_of((*before, *after), (5, 6, 7)))
+    rows.append(row_of((*first_text, *last_text), (5, 6, 7)))
     forest = plan_forest(rows, placeholders=(PICTURE,))
     parts = [(segment.row, segment.start, segment.stop, segment.parent) for segment in forest.segments]
     assert parts == [
@@ -119,9 +120,9 @@ def test_pictures_and_films_in_another_order_are_not_shared() -> None:
 
 
 def test_no_segment_ends_inside_a_picture() -> None:
-    before = tuple(range(1, 21))
-    longer = (*before, PICTURE, PICTURE, PICTURE, 7)
-    shorter = (*before, PICTURE, PICTURE, 7)
+    first_text = tuple(range(1, 21))
+    longer = (*first_text, PICTURE, PICTURE, PICTURE, 7)
+    shorter = (*first_text, PICTURE, PICTURE, 7)
     rows = rows_behind([longer, shorter], num_responses=1)
     forest = plan_forest(rows, placeholders=(PICTURE,))
     of_first_row = [(segment.start, segment.stop) for segment in forest.segments if segment.row == 0]
@@ -214,7 +215,7 @@ def visible(batch: CollatedRows, place: int) -> list[int]:
     """The places that the token at `place` attends to, itself included, by the layout's two descriptions of it."""
     assert batch.segments is not None
     ends = batch.segments.branch_end_of_token.tolist()
-    by_branch = [other for other in range(place + 1) if ends[other] > place]
+    by_branch = [earlier for earlier in range(place + 1) if ends[earlier] > place]
     by_parts: list[int] = []
     for part in batch.segments.parts():
         if part.queries.start <= place < part.queries.stop:
@@ -311,9 +312,8 @@ def test_optimizer_batches_have_each_live_row_once(
     live = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     prompt = EncodedPrompt(token_ids=(1, 2), engine_ids=(1, 2), images=None)
     ragged = [length + number % 2 for length in lengths for number in range(group_size)]
-    rollouts = rollouts_of(
-        [(3,) * each for each in ragged], problems=[None] * len(lengths), prompts=[prompt] * len(lengths)
-    )
+    responses = [(3,) * num_tokens for num_tokens in ragged]
+    rollouts = rollouts_of(responses, problems=[None] * len(lengths), prompts=[prompt] * len(lengths))
     marks = torch.arange(1.0, count + 1).unsqueeze(1) * rollouts.response_mask
     plan = ScoringPlan(
         rollouts=rollouts,
@@ -331,7 +331,7 @@ def test_optimizer_batches_have_each_live_row_once(
     assert sum(batch.denominators.num_sequences for batch in batches) == count
     seen: dict[int, int] = defaultdict(int)
     split = split_batches(batches, Assignment(num_ranks, prompts_per_update=num_prompts), num_ranks)
-    for part in (batch for rank in split for batch in rank):
+    for part in itertools.chain.from_iterable(split):
         for row, old, advantage, mask in zip(
             part.rows, part.old_log_probs, part.advantages, part.response_mask, strict=True
         ):

@@ -21,11 +21,13 @@ def test_a_file_of_experts_alone_is_transposed_and_others_kept(tmp_path: Path) -
         save_file(weights, tmp_path / file, metadata={"format": "pt"})
     _publish(tmp_path, Qwen3VLMoe(title="experts", model_types=()))
     for file, weights, shape in (("1.safetensors", experts, (2, 4, 3)), ("2.safetensors", attention, (3, 4))):
-        ((name, before),) = weights.items()
-        ((published, after),) = load_file(tmp_path / file).items()
+        ((name, weight),) = weights.items()
+        ((published, published_weight),) = load_file(tmp_path / file).items()
         assert published == name
-        assert after.shape == shape
-        assert torch.equal(after if after.shape == before.shape else after.transpose(1, 2), before)
+        assert published_weight.shape == shape
+        assert torch.equal(
+            published_weight if published_weight.shape == weight.shape else published_weight.transpose(1, 2), weight
+        )
 
 
 @pytest.mark.parametrize(("names", "shown"), [("cab", r"3 \(a, b, c\);"), ("dcab", r"4 \(a, b, c, \.\.\.\);")])

@@ -43,8 +43,8 @@ def test_an_update_may_be_the_first_pass_of_a_process(
     monkeypatch.setattr(segments, "attend_by_parts", segments.attend_by_blocks)
     actor = build_actor(folder, **settings)
     segments.require_packed_attention(actor.module.base.get_decoder(), actor.device, torch.float32)
-    for found, wanted in zip(gradients_of(actor, batch), expected, strict=True):
-        assert float((found - wanted).norm()) <= 1e-4 * float(wanted.norm() + 1e-6)
+    for gradient, expected_gradient in zip(gradients_of(actor, batch), expected, strict=True):
+        assert float((gradient - expected_gradient).norm()) <= 1e-4 * float(expected_gradient.norm() + 1e-6)
 
 
 def test_attention_is_tried_out_for_the_sizes_of_the_decoder(

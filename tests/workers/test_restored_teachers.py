@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from actors import build_actor, parameters_of
+from actors import build_actor, differing, parameters_of
 from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
@@ -43,13 +43,12 @@ def test_a_teachers_weights_come_back_as_they_were_saved(source: str, tmp_path: 
     actor.teacher_weights.after_update(0)
     moved(actor, 2)
     saved = copies_of(actor)
-    for others in (initial, parameters_of(actor)):
-        assert not any(torch.equal(saved[name], others[name]) for name in saved)
+    for different_weights in (initial, parameters_of(actor)):
+        assert differing(saved, different_weights) == list(saved)
     save_state(actor, tmp_path / "actor")
     restored = build_actor(folder, teacher=teacher, **settings)
     load_state(restored, tmp_path / "actor")
-    assert copies_of(restored).keys() == saved.keys()
-    assert all(torch.equal(copy, saved[name]) for name, copy in copies_of(restored).items())
+    assert differing(copies_of(restored), saved) == []
 
 
 @pytest.mark.heavy
@@ -64,7 +63,5 @@ def test_weights_alone_bring_the_teacher_that_was_saved_or_none(tmp_path: Path) 
         save_state(actor, tmp_path / saved_by.source)
         restored = build_actor(folder, teacher=follows, **settings)
         load_weights(restored, tmp_path / saved_by.source)
-        expected = copies_of(actor) or parameters_of(actor)
-        assert parameters_of(restored).keys() == expected.keys()
-        assert all(torch.equal(copy, expected[name]) for name, copy in copies_of(restored).items())
-        assert all(torch.equal(weight, parameters_of(actor)[name]) for name, weight in parameters_of(restored).items())
+        assert differing(copies_of(restored), copies_of(actor) or parameters_of(actor)) == []
+        assert differing(parameters_of(restored), parameters_of(actor)) == []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from actors import differing
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -50,9 +51,10 @@ def parts(folder: Path, *rows: tuple[int, int], total: int = 3) -> None:
 @pytest.mark.parametrize("kind", ["", "model."])
 def test_shards_come_back_bit_for_bit_with_their_notes(tmp_path: Path, kind: str) -> None:
     """The weights also alone, beside a foreign optimizer."""
-    loaded = {name: torch.zeros_like(tensor) for name, tensor in state().items() if name.startswith(kind)}
+    expected = {name: tensor for name, tensor in state().items() if name.startswith(kind)}
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
     assert load_shards(loaded, saved(tmp_path / "shards")).notes == [{"random": [1, None]}]
-    assert all(torch.equal(tensor, state()[name]) for name, tensor in loaded.items())
+    assert differing(loaded, expected) == []
 
 
 @pytest.mark.parametrize("rows", [[(0, 3)], [(0, 1), (1, 2)], [(2, 1), (0, 2)], [(0, 3), (3, 0)]], ids=str)
@@ -142,9 +144,9 @@ def test_damaged_and_hostile_files_are_one_message(tmp_path: Path, game: str) ->
 )
 def test_tensors_of_another_model_are_refused(tmp_path: Path, change: dict[str, Tensor | None], words: str) -> None:
     """Also where the checkpoint has more, because a part of a model would keep its own weights."""
-    own = {name: tensor for name, tensor in (state() | change).items() if tensor is not None}
+    model_tensors = {name: tensor for name, tensor in (state() | change).items() if tensor is not None}
     with pytest.raises(CheckpointError, match=f"cannot be restored into this model: 1 tensors differ, such as {words}"):
-        load_shards(own, saved(tmp_path))
+        load_shards(model_tensors, saved(tmp_path))
 
 
 EDITS = st.lists(

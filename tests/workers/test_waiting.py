@@ -134,7 +134,7 @@ class Operations(TorchDispatchMode):
 def test_adamw_steps_all_weights_at_once_to_the_same_bits(tmp_path: Path) -> None:
     """9 operations for 28 weights; torch's own choice for sharded weights takes 8 for each. Reads are of the host's counts."""
     folder = write_checkpoint(MICRO, tmp_path / "model", dtype="float32")
-    taken: list[dict[str, Tensor]] = []
+    weights: list[dict[str, Tensor]] = []
     counts: list[int] = []
     for foreach in (True, False):
         actor = build_actor(folder, model__lora__rank=4, optim__lr=1e-3)
@@ -150,11 +150,11 @@ def test_adamw_steps_all_weights_at_once_to_the_same_bits(tmp_path: Path) -> Non
                 actor.optimizer.step()
         del operations.names["_local_scalar_dense"]
         counts.append(operations.names.total())
-        taken.append(parameters_of(actor))
+        weights.append(parameters_of(actor))
     assert counts[0] < 15
-    assert counts[1] > 8 * len(taken[0])
-    for name, weight in taken[0].items():
-        assert torch.equal(weight, taken[1][name]), name
+    assert counts[1] > 8 * len(weights[0])
+    for name, weight in weights[0].items():
+        assert torch.equal(weight, weights[1][name]), name
 
 
 def test_metrics_are_read_at_once_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,19 +174,20 @@ def test_metrics_are_read_at_once_and_are_the_same(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(metrics, "_number", lambda value: value)
     pending = found()
     with Waits() as waits:
-        (read,) = metrics.as_numbers([pending])
-    assert read == expected
+        (numbers,) = metrics.as_numbers([pending])
+    assert numbers == expected
     assert waits.found.total() <= 8, "one copy, from which numbers are taken"
-    assert "none" not in metrics.results(read)
+    assert "none" not in metrics.results(numbers)
 
 
 def test_features_are_added_without_counting_to_the_same_bits(tmp_path: Path) -> None:
     folder = write_checkpoint(MICRO, tmp_path / "model", dtype="float32")
-    plain, without = (build_actor(folder, model__lora__rank=4, model__freeze_vision_tower="true") for _ in range(2))
+    plain = build_actor(folder, model__lora__rank=4, model__freeze_vision_tower="true")
+    without = build_actor(folder, model__lora__rank=4, model__freeze_vision_tower="true")
     use_masks_without_counting(without.module.base)
     rows, _ = build_rows(MICRO, Processing(str(folder)), groups=2, group_size=2, contexts=2, prompt=MICRO.prompt_tokens)
-    for found, expected in zip(without.score(rows), plain.score(rows), strict=True):
-        assert torch.equal(found, expected)
+    for log_probs, expected in zip(without.score(rows), plain.score(rows), strict=True):
+        assert torch.equal(log_probs, expected)
 
 
 PLACEHOLDERS = {"_local_scalar_dense in get_placeholder_mask": 1, "_local_scalar_dense in torch_compilable_check": 1}

@@ -45,8 +45,8 @@ def translation_of(key: str, written_value: str) -> Translation | None:
     parts = key.split(".")
     for length in range(len(parts), 1, -1):
         beginning = ".".join(parts[:length])
-        rest = ".".join(parts[length:])
-        translation = _listed(beginning, rest, written_value)
+        subkey = ".".join(parts[length:])
+        translation = _listed(beginning, subkey, written_value)
         if translation is not None:
             return translation
     translation = _listed(parts[0], ".".join(parts[1:]), written_value)

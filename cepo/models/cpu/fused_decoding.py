@@ -89,9 +89,9 @@ def _layer(layer: Any) -> _Layer:
     num_heads = queries.shape[0] // attention.head_dim
     num_key_heads = keys.shape[0] // attention.head_dim
     has_norms = hasattr(attention, "q_norm")
-    ones = queries.new_ones(attention.head_dim)
-    query_norm = attention.q_norm.weight if has_norms else ones
-    key_norm = attention.k_norm.weight if has_norms else ones
+    unit_weight = queries.new_ones(attention.head_dim)
+    query_norm = attention.q_norm.weight if has_norms else unit_weight
+    key_norm = attention.k_norm.weight if has_norms else unit_weight
     query_scale = (query_norm * attention.scaling).expand(num_heads, -1)
     key_scale = key_norm.expand(num_key_heads, -1)
     return _Layer(

@@ -31,7 +31,7 @@ ROLLOUTS = Path(os.environ[FOLDER])
 
 def configuration(*overrides: str) -> Any:
     """verl's whole configuration, as its command line makes it."""
-    given = [
+    settings = [
         f"data.train_files={ROLLOUTS / 'verl.parquet'}",
         f"data.val_files={ROLLOUTS / 'verl.parquet'}",
         "data.train_batch_size=4",
@@ -63,7 +63,7 @@ def configuration(*overrides: str) -> Any:
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     ]
     with initialize_config_module(config_module="verl.trainer.config", version_base=None):
-        config = compose(config_name="ppo_trainer", overrides=[*given, *overrides])
+        config = compose(config_name="ppo_trainer", overrides=[*settings, *overrides])
     config.transfer_queue.enable = True
     OmegaConf.resolve(config)
     return config
@@ -81,7 +81,7 @@ class OneProcess:
         return getattr(self.worker, name)
 
     def weights(self) -> list[torch.Tensor]:
-        return [each.full_tensor().detach().clone() for each in self.worker.actor.engine.module.parameters()]
+        return [parameter.full_tensor().detach().clone() for parameter in self.worker.actor.engine.module.parameters()]
 
 
 class AgentLoops:

@@ -34,9 +34,10 @@ class CannedAgentLoop(SingleTurnAgentLoop):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         number = int(kwargs["index"]) * told()["group"] + int(kwargs["session_id"])
         # The rollouts of a prompt share its images, which verl decodes in threads, and Pillow's decoders are not made for that.
-        for part in (part for message in kwargs["raw_prompt"] for part in message["content"]):
-            if isinstance(part, dict) and "image" in part:
-                part["image"].load()
+        for message in kwargs["raw_prompt"]:
+            for part in message["content"]:
+                if isinstance(part, dict) and "image" in part:
+                    part["image"].load()
         self.server_manager = _Server(told()["responses"][number])
         output = await super().run(sampling_params, **kwargs)
         output.reward_score = float(told()["correct"][number])

@@ -48,7 +48,8 @@ def with_a_text_row(file: Path) -> None:
     """Takes the images from every fourth problem: it has no answer then, but rows of both kinds share a batch."""
     rows = pyarrow.parquet.read_table(file).to_pylist()
     for row in rows[::4]:
-        row["images"], row["problem"] = [], row["problem"].replace("<image>", "")
+        row["images"] = []
+        row["problem"] = row["problem"].replace("<image>", "")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
 
 
@@ -88,16 +89,17 @@ def png(image: Image.Image) -> dict[str, bytes]:
 
 def rows_of(rollouts: Rollouts, first: int) -> list[dict[str, Any]]:
     """Returns the rows of a data set as verl wants them."""
-    return [
-        {
+    rows: list[dict[str, Any]] = []
+    for number, problem in enumerate(rollouts.problems):
+        row = {
             "prompt": [{"role": "user", "content": problem.text}],
             "images": [png(image) for image in problem.images],
             "data_source": "shapes",
             "reward_model": {"style": "rule", "ground_truth": problem.ground_truth},
             "extra_info": {"index": first + number},
         }
-        for number, problem in enumerate(rollouts.problems)
-    ]
+        rows.append(row)
+    return rows
 
 
 def main(folder: Path) -> None:
@@ -109,10 +111,14 @@ def main(folder: Path) -> None:
         trainer = own_trainer(folder, stack, "data.shuffle=false")
         steps = [trainer.sample(0), trainer.sample(1)]
         expected = [own_advantages(trainer, steps[0], method, settings) for method, settings in CASES]
-    rows = [row for step, rollouts in enumerate(steps) for row in rows_of(rollouts, 4 * step)]
+    rows: list[dict[str, Any]] = []
+    responses: list[list[int]] = []
+    correct: list[bool] = []
+    for step, rollouts in enumerate(steps):
+        rows += rows_of(rollouts, 4 * step)
+        responses += [generation.response_ids.tolist() for generation in rollouts.generations]
+        correct += rollouts.correct.tolist()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "verl.parquet")
-    responses = [each.response_ids.tolist() for rollouts in steps for each in rollouts.generations]
-    correct = [bool(right) for rollouts in steps for right in rollouts.correct]
     told = {"model": str(ASSETS), "group": GROUP, "cases": CASES, "responses": responses, "correct": correct}
     (folder / "rollouts.json").write_text(json.dumps(told), encoding="utf-8")
     torch.save(expected, folder / "expected.pt")

@@ -17,13 +17,20 @@ def _constant(value: Any) -> Any:
 
 def _device_module() -> types.ModuleType:
     """Returns torch.cpu with what torch.cuda has beyond it and verl calls."""
-    module = types.ModuleType("torch_cpu_as_device")
-    vars(module).update({name: value for name, value in vars(torch.cpu).items() if not name.startswith("_")})
-    answers: dict[str, Any] = {"mem_get_info": (2**33, 2**34), "is_initialized": True, "get_device_name": "cpu"}
-    answers |= dict.fromkeys(("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"), 0)
-    answers |= dict.fromkeys(("empty_cache", "reset_peak_memory_stats", "ipc_collect"))
-    vars(module).update({name: _constant(value) for name, value in answers.items()})
-    vars(module).update({name: getattr(torch, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")})
+    module: Any = types.ModuleType("torch_cpu_as_device")
+    for name, value in vars(torch.cpu).items():
+        if not name.startswith("_"):
+            setattr(module, name, value)
+    module.mem_get_info = _constant((2**33, 2**34))
+    module.is_initialized = _constant(True)
+    module.get_device_name = _constant("cpu")
+    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
+        setattr(module, name, _constant(0))
+    for name in ("empty_cache", "reset_peak_memory_stats", "ipc_collect"):
+        setattr(module, name, _constant(None))
+    module.get_rng_state = torch.get_rng_state
+    module.set_rng_state = torch.set_rng_state
+    module.manual_seed = torch.manual_seed
     module.manual_seed_all = torch.manual_seed
     return module
 

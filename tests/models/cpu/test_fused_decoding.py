@@ -63,15 +63,15 @@ def largest_gap(model: Any) -> float:
     rows = [0, 1, 2, 3, 4]
     gap = 0.0
     for step in range(80):
-        for after, staying in ((30, [0, 2, 4]), (50, [0, 2])):
-            if step == after:
+        for last_step, staying in ((30, [0, 2, 4]), (50, [0, 2])):
+            if step == last_step:
                 decoding.select(torch.tensor([rows.index(row) for row in staying]))
                 rows = staying
         positions = torch.tensor([len(prompts[of_row[row]]) + step for row in rows])
-        found = decoding.logits(responses[rows, step], positions)
+        logits = decoding.logits(responses[rows, step], positions)
         for place, row in enumerate(rows):
             whole = prompts[of_row[row]] + responses[row, : step + 1].tolist()
-            gap = max(gap, float((found[place] - last_logits(model, whole)).abs().max()))
+            gap = max(gap, float((logits[place] - last_logits(model, whole)).abs().max()))
     return gap
 
 
@@ -139,7 +139,8 @@ def test_fused_logits_by_onednn_are_the_models(monkeypatch: pytest.MonkeyPatch) 
 def test_an_adapter_is_in_the_fused_weights() -> None:
     plain = text_model()
     wrapped = adapted(text_model())
-    assert float((last_logits(plain, [1, 2, 3]) - last_logits(wrapped, [1, 2, 3])).abs().max()) > 1e-2
+    difference = last_logits(plain, [1, 2, 3]) - last_logits(wrapped, [1, 2, 3])
+    assert float(difference.abs().max()) > 1e-2
     assert largest_gap(wrapped) < LOG_PROBS
 
 

@@ -72,14 +72,14 @@ def test_a_frozen_layer_keeps_no_input_for_its_gradient(by_onednn: None) -> None
 def test_products_without_gradient_are_the_same(by_onednn: None) -> None:
     torch.manual_seed(1)
     weight = torch.randn(LARGE)
-    left = torch.randn(6, 320)
+    hidden = torch.randn(6, 320)
     residual = torch.randn(6, 384)
-    assert close(matrix_products.multiply(left, weight), left @ weight)
-    assert close(matrix_products.add_product(residual, left, weight), residual + left @ weight)
-    assert close(matrix_products.add_product(residual[0], left, weight), residual[0] + left @ weight)
-    assert close(matrix_products.weight_gradient(left, residual), left.t() @ residual)
+    assert close(matrix_products.multiply(hidden, weight), hidden @ weight)
+    assert close(matrix_products.add_product(residual, hidden, weight), residual + hidden @ weight)
+    assert close(matrix_products.add_product(residual[0], hidden, weight), residual[0] + hidden @ weight)
+    assert close(matrix_products.weight_gradient(hidden, residual), hidden.t() @ residual)
     transposed = weight.t().contiguous().t()  # the same numbers in another order of memory
-    assert close(matrix_products.multiply(left, transposed), left @ weight)
+    assert close(matrix_products.multiply(hidden, transposed), hidden @ weight)
 
 
 class Shapes(TorchDispatchMode):
@@ -154,8 +154,9 @@ def test_padding_copies_hidden_states_and_never_logits(
     monkeypatch.setattr(matrix_products, "pad", recorded)
     head = nn.Linear(384, 320, bias=False).requires_grad_(is_trained)
     hidden = torch.randn(41, 384, requires_grad=True)
-    found = of_head(hidden, head, torch.randint(320, (41,)), temperature=1.0, chunk_tokens=35)
-    sum(part.sum() for part in (found if isinstance(found, tuple) else (found,))).backward()
+    outputs = of_head(hidden, head, torch.randint(320, (41,)), temperature=1.0, chunk_tokens=35)
+    parts = outputs if isinstance(outputs, tuple) else (outputs,)
+    sum(part.sum() for part in parts).backward()
     assert copied
     assert {shape[1] for shape in copied} == {384}
 
