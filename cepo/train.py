@@ -259,13 +259,9 @@ def _problem_sets(
 ) -> tuple[TrainingProblems, ProblemSet | None]:
     from cepo.data.dataset import ProblemSet
     from cepo.data.training_set import read_training_sets
-    from cepo.rewards.samples import require_free_names
 
     problems = read_training_sets(data, processing, with_solutions=with_solutions)
-    if data.val_files is None:
-        return problems, None
-    held_out = ProblemSet(data.val_files, data, processing)
-    require_free_names(data.val_files, held_out.column_names, held_out.rules.cells.columns)
+    held_out = None if data.val_files is None else ProblemSet(data.val_files, data, processing)
     return problems, held_out
 
 

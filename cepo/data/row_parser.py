@@ -207,7 +207,7 @@ def _conversation(prompt: object, key: str) -> Conversation:
 
 def _media(row: Fields, key: str, kind: str) -> list[Any]:
     with located(f"column '{key}'"):
-        values = written_values(listed({key: _cell_or_none(row, key)}, key))
+        values = written_values(listed(_cell_or_none(row, key)))
         return [media_value(value, kind) for value in values]
 
 
