@@ -115,14 +115,7 @@ def _interrupted(config: RunConfig | None) -> int:
 def run_policy(config: RunConfig) -> RunPolicy:
     from cepo.trainer.run_policy import RunPolicy
 
-    settings = config.trainer
-    return RunPolicy(
-        settings.run_folder,
-        settings,
-        identity=run_identity(config),
-        decisive=decisive_settings(config),
-        max_restarts=settings.max_restarts if settings.chosen_launcher == "ray" else 0,
-    )
+    return RunPolicy(config.trainer, identity=run_identity(config), decisive=decisive_settings(config))
 
 
 def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
@@ -297,7 +290,7 @@ def build_backend(
     spec = WorkerSpec.of(
         config,
         teacher=estimator.teacher,
-        needs_values="values" in estimator.reads,
+        needs_values=config.needs_critic,
         total_steps=total_steps,
         most_visuals=most_visuals,
     )

@@ -152,7 +152,6 @@ def _check_method(config: RunConfig) -> Iterator[str]:
     teacher_path = estimator.teacher.model_path
     if teacher_path in MICROGEO_MODELS:
         yield f"algorithm.teacher.model_path={teacher_path} is where the toy task's policy starts: set source to reference."
-    yield from _faults_of(require_model, "algorithm.teacher.model_path", teacher_path)
     if "group_ids" in estimator.reads and config.worker.rollout.n == 1:
         yield (
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "
@@ -257,16 +256,11 @@ def _check_devices(config: RunConfig) -> Iterator[str]:
 
 def _check_files(config: RunConfig) -> Iterator[str]:
     data = config.data
-    model = config.worker.actor.model
     trainer = config.trainer
-    for source in data.train_sources:
-        yield from _faults_of(require_data, "data.train_files", source)
-    if data.val_files is not None:
-        yield from _faults_of(require_data, "data.val_files", data.val_files)
-    yield from _faults_of(require_model, "worker.actor.model.model_path", model.model_path)
-    yield from _faults_of(require_model, "worker.actor.model.tokenizer_path", model.tokenizer_path)
-    if config.needs_critic:
-        yield from _faults_of(require_model, "worker.critic.model.model_path", config.worker.critic.model.model_path)
+    for key, source in config.named_data:
+        yield from _faults_of(require_data, key, source)
+    for key, model in config.named_models:
+        yield from _faults_of(require_model, key, model)
     yield from _faults_of(require_file, "data.format_prompt", data.format_prompt)
     yield from _faults_of(require_file, "data.override_chat_template", data.override_chat_template)
     yield from _check_rewards(config.worker.reward)

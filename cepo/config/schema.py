@@ -327,3 +327,24 @@ class RunConfig(RunSettings):
     @property
     def needs_critic(self) -> bool:
         return "values" in self.estimator.reads
+
+    @property
+    def named_models(self) -> list[tuple[str, str | None]]:
+        """The settings that name a model which the run reads, with their values."""
+        model = self.worker.actor.model
+        named = [
+            ("worker.actor.model.model_path", model.model_path),
+            ("worker.actor.model.tokenizer_path", model.tokenizer_path),
+            ("algorithm.teacher.model_path", self.estimator.teacher.model_path),
+        ]
+        if self.needs_critic:
+            named.append(("worker.critic.model.model_path", self.worker.critic.model.model_path))
+        return named
+
+    @property
+    def named_data(self) -> list[tuple[str, str]]:
+        """The settings that name data, with each source."""
+        named = [("data.train_files", source) for source in self.data.train_sources]
+        if self.data.val_files is not None:
+            named.append(("data.val_files", self.data.val_files))
+        return named
