@@ -16,14 +16,13 @@ from cepo.errors import ConfigError, ForeignFileError
 from cepo.files.safe_files import hub_folder, read_json
 from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.run_folder.layout import last_checkpoint
+from cepo.sections.fields import condition_of
 from cepo.sections.messages import written
 from cepo.sections.reader import default_tree
 
 SIGNIFICANT_BITS = {"bf16": 8, "fp16": 11, "fp32": 24}
 LEAST_PIXELS = 64 * 64
 """A limit on an image's pixels below this is likely meant as a side or as a number of tokens."""
-_OF_KL = ("use_kl_loss", "kl_penalty", "kl_coef", "kl_type", "kl_horizon", "kl_target")
-_OF_FILTERING = ("filter_key", "filter_low", "filter_high")
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
 
@@ -389,12 +388,11 @@ def _settings_not_read(config: RunConfig) -> list[str]:
         if key not in defaults or value == defaults[key]:
             continue
         reason = None
+        condition = condition_of(AlgorithmConfig, key)
         if key in of_methods and key not in of_this_method:
             reason = f"{method} does not read it"
-        elif key in _OF_KL and algorithm.disable_kl:
-            reason = "algorithm.disable_kl=true"
-        elif key in _OF_FILTERING and not algorithm.online_filtering:
-            reason = "algorithm.online_filtering=false"
+        elif condition is not None and getattr(algorithm, condition.name) != condition.value:
+            reason = f"algorithm.{condition.name}={written(not condition.value)}"
         if reason is not None:
             lines.append(f"algorithm.{key}={written(value)} has no effect: {reason}")
     return lines
