@@ -179,16 +179,12 @@ def build_trainer(
     with interrupts.loading(), phase("loading libraries and the tokenizer"):
         from cepo.data.prompts import ContextBuilder
         from cepo.data.training_set import most_visuals
-        from cepo.models.processing import load_processing
+        from cepo.models.processing import processing_of
         from cepo.trainer.callbacks import Callback
         from cepo.trainer.loop import Trainer
         from cepo.trainer.sampling import RolloutSampler
 
-        processing = load_processing(
-            worker.actor.model,
-            chat_template=data.override_chat_template,
-            chat_template_kwargs=data.chat_template_kwargs,
-        )
+        processing = processing_of(located)
     for plugin in located.trainer.plugins:
         load_plugin(plugin)
     estimator = located.estimator
