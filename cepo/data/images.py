@@ -197,15 +197,6 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
 # Images of a row
 
 
-def listed(value: object) -> list[Any]:
-    """Returns a cell's values as a list: none, one, or several."""
-    if value is None or value == "":
-        return []
-    if isinstance(value, list | tuple):
-        return [*cast("Sequence[Any]", value)]
-    return [value]
-
-
 @contextmanager
 def located(where: str) -> Generator[None]:
     """Puts a place, such as a row or a column, before the message of a `DataError`."""
