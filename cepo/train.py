@@ -58,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = None
     with interrupts.handled():
         try:
-            preflight.require_one_process()
             config = load_config(arguments)
             logger.info("%s", closing_words(train(config)))
         except CepoError as error:
