@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,16 +113,15 @@ def merge(
         ConfigError: the run's config.yaml names a model of a stranger or a file outside the run, or refers to another
             setting.
     """
-    from cepo.microgeo.world import embedded_model
-    from cepo.workers.merged_model import actor_folder, merge_checkpoint
+    from cepo.commands.merge import merge_into
+    from cepo.workers.merged_model import actor_folder
     from cepo.workers.named_checkpoint import find_base
 
     actor = actor_folder(Path(checkpoint))
     template = None if chat_template is None else Path(chat_template)
     trusted = None if config is None else Path(config)
     model = find_base(actor, path=base, chat_template=template, trust_remote_code=trust_remote_code, config=trusted)
-    located = dataclasses.replace(model, path=embedded_model(model.path))
-    merge_checkpoint(actor, Path(out), located, dtype=dtype)
+    merge_into(model, actor, Path(out), dtype=dtype)
     return Path(out)
 
 

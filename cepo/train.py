@@ -58,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = None
     with interrupts.handled():
         try:
-            preflight.require_one_process()
             config = load_config(arguments)
             logger.info("%s", closing_words(train(config)))
         except CepoError as error:
@@ -115,14 +114,7 @@ def _interrupted(config: RunConfig | None) -> int:
 def run_policy(config: RunConfig) -> RunPolicy:
     from cepo.trainer.run_policy import RunPolicy
 
-    settings = config.trainer
-    return RunPolicy(
-        settings.run_folder,
-        settings,
-        identity=run_identity(config),
-        decisive=decisive_settings(config),
-        max_restarts=settings.max_restarts if settings.chosen_launcher == "ray" else 0,
-    )
+    return RunPolicy(config.trainer, identity=run_identity(config), decisive=decisive_settings(config))
 
 
 def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
@@ -186,16 +178,12 @@ def build_trainer(
     with interrupts.loading(), phase("loading libraries and the tokenizer"):
         from cepo.data.prompts import ContextBuilder
         from cepo.data.training_set import most_visuals
-        from cepo.models.processing import load_processing
+        from cepo.models.processing import processing_of
         from cepo.trainer.callbacks import Callback
         from cepo.trainer.loop import Trainer
         from cepo.trainer.sampling import RolloutSampler
 
-        processing = load_processing(
-            worker.actor.model,
-            chat_template=data.override_chat_template,
-            chat_template_kwargs=data.chat_template_kwargs,
-        )
+        processing = processing_of(located)
     for plugin in located.trainer.plugins:
         load_plugin(plugin)
     estimator = located.estimator
@@ -259,13 +247,9 @@ def _problem_sets(
 ) -> tuple[TrainingProblems, ProblemSet | None]:
     from cepo.data.dataset import ProblemSet
     from cepo.data.training_set import read_training_sets
-    from cepo.rewards.samples import require_free_names
 
     problems = read_training_sets(data, processing, with_solutions=with_solutions)
-    if data.val_files is None:
-        return problems, None
-    held_out = ProblemSet(data.val_files, data, processing)
-    require_free_names(data.val_files, held_out.column_names, held_out.rules.cells.columns)
+    held_out = None if data.val_files is None else ProblemSet(data.val_files, data, processing)
     return problems, held_out
 
 
@@ -301,7 +285,7 @@ def build_backend(
     spec = WorkerSpec.of(
         config,
         teacher=estimator.teacher,
-        needs_values="values" in estimator.reads,
+        needs_values=config.needs_critic,
         total_steps=total_steps,
         most_visuals=most_visuals,
     )

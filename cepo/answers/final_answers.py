@@ -402,12 +402,17 @@ def _sentence_with_yes_or_no(text: str, last_line: str) -> str | None:
 
     Sentences that begin with either word and a comma, and say different words, state nothing.
     """
-    if yes_or_no(last_line) is not None and len(_EMPHASIS.sub("", last_line).strip(' .!*_"')) <= len("yes"):
+    ends_in_word = yes_or_no(last_line) is not None
+    bare_line = _EMPHASIS.sub("", last_line).strip(' .!*_"')
+    if ends_in_word and len(bare_line) <= len("yes"):
         return last_line
-    sentences = [match for match in map(_FIRST_WORD.match, _SENTENCE.findall(text)) if match is not None]
-    sentences = [match for match in sentences if yes_or_no(match.string) is not None]
+    sentences: list[re.Match[str]] = []
+    for sentence in _SENTENCE.findall(text):
+        beginning = _FIRST_WORD.match(sentence)
+        if beginning is not None and yes_or_no(sentence) is not None:
+            sentences.append(beginning)
     if not sentences:
-        return last_line if yes_or_no(last_line) is not None else None
+        return last_line if ends_in_word else None
     first, *later_sentences = sentences
     word = first["word"].lower()
     if any(later["end"] is not None and later["word"].lower() != word for later in later_sentences):

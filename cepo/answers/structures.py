@@ -88,12 +88,18 @@ def _named_coordinates(nodes: Sequence[Node]) -> Parts | None:
     sides = split_outside_brackets(nodes, lambda node: is_sign(node, "="))
     if len(sides) != 2 or not all(side and _is_in_brackets(side) for side in sides):
         return None
-    names, values = (split_outside_brackets(side[1:-1], _is_separator) for side in sides)
+    left, right = sides
+    names = split_outside_brackets(left[1:-1], _is_separator)
+    values = split_outside_brackets(right[1:-1], _is_separator)
     if len(names) != len(values):
         return None
-    items = [f"{written(name)}={written(value)}" for name, value in zip(names, values, strict=True)]
-    are_named = all(name and name != "=" for name in map(_name_of, items))
-    return Parts("list", tuple(items)) if are_named else None
+    items: list[str] = []
+    for name, value in zip(names, values, strict=True):
+        item = f"{written(name)}={written(value)}"
+        if _name_of(item) in ("", "="):
+            return None
+        items.append(item)
+    return Parts("list", tuple(items))
 
 
 def _is_in_brackets(nodes: Sequence[Node]) -> bool:

@@ -13,7 +13,10 @@ from cepo.terminal.progress import log_to_stderr, phase
 from cepo.workers.named_checkpoint import find_base
 
 if TYPE_CHECKING:
+    import torch
+
     from cepo.config.worker_schema import FloatType
+    from cepo.workers.merged_model import BaseModel
 
 
 def merge_and_upload(
@@ -31,9 +34,8 @@ def merge_and_upload(
     """Writes the merged model to `out` and, with `upload`, to the hub; the parameters are the options of `cepo merge`."""
     log_to_stderr()
     with phase("loading libraries"):
-        from cepo.microgeo.world import embedded_model
         from cepo.report.publishing import prepare_repository, publish_merged
-        from cepo.workers.merged_model import actor_folder, merge_checkpoint
+        from cepo.workers.merged_model import actor_folder
 
     if public and upload is None:
         raise ConfigError("--public applies only to --upload; add --upload ORG/NAME, or leave --public out")
@@ -43,8 +45,16 @@ def merge_and_upload(
     if upload is not None:
         prepare_repository(upload, private=not public)
     print_plain(f"merging {actor} with base {model.path}")
-    located = dataclasses.replace(model, path=embedded_model(model.path))
-    written = merge_checkpoint(actor, out, located, dtype=dtype)
+    written = merge_into(model, actor, out, dtype=dtype)
     print_plain(f"written: {out} ({str(written).removeprefix('torch.')})")
     if upload is not None:
         print_plain(f"uploaded: {publish_merged(actor, out, upload, base_model=model.path)}")
+
+
+def merge_into(base: BaseModel, actor: Path, out: Path, *, dtype: FloatType | None) -> torch.dtype:
+    """Does what `merge_checkpoint` does, for the toy task's model too, which is built if it is not in the cache."""
+    from cepo.microgeo.world import embedded_model
+    from cepo.workers.merged_model import merge_checkpoint
+
+    located = dataclasses.replace(base, path=embedded_model(base.path))
+    return merge_checkpoint(actor, out, located, dtype=dtype)

@@ -16,14 +16,13 @@ from cepo.errors import ConfigError, ForeignFileError
 from cepo.files.safe_files import hub_folder, read_json
 from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.run_folder.layout import last_checkpoint
+from cepo.sections.fields import condition_of
 from cepo.sections.messages import written
 from cepo.sections.reader import default_tree
 
 SIGNIFICANT_BITS = {"bf16": 8, "fp16": 11, "fp32": 24}
 LEAST_PIXELS = 64 * 64
 """A limit on an image's pixels below this is likely meant as a side or as a number of tokens."""
-_OF_KL = ("use_kl_loss", "kl_penalty", "kl_coef", "kl_type", "kl_horizon", "kl_target")
-_OF_FILTERING = ("filter_key", "filter_low", "filter_high")
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
 
@@ -152,7 +151,6 @@ def _check_method(config: RunConfig) -> Iterator[str]:
     teacher_path = estimator.teacher.model_path
     if teacher_path in MICROGEO_MODELS:
         yield f"algorithm.teacher.model_path={teacher_path} is where the toy task's policy starts: set source to reference."
-    yield from _faults_of(require_model, "algorithm.teacher.model_path", teacher_path)
     if "group_ids" in estimator.reads and config.worker.rollout.n == 1:
         yield (
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "
@@ -257,16 +255,11 @@ def _check_devices(config: RunConfig) -> Iterator[str]:
 
 def _check_files(config: RunConfig) -> Iterator[str]:
     data = config.data
-    model = config.worker.actor.model
     trainer = config.trainer
-    for source in data.train_sources:
-        yield from _faults_of(require_data, "data.train_files", source)
-    if data.val_files is not None:
-        yield from _faults_of(require_data, "data.val_files", data.val_files)
-    yield from _faults_of(require_model, "worker.actor.model.model_path", model.model_path)
-    yield from _faults_of(require_model, "worker.actor.model.tokenizer_path", model.tokenizer_path)
-    if config.needs_critic:
-        yield from _faults_of(require_model, "worker.critic.model.model_path", config.worker.critic.model.model_path)
+    for key, source in config.named_data:
+        yield from _faults_of(require_data, key, source)
+    for key, model in config.named_models:
+        yield from _faults_of(require_model, key, model)
     yield from _faults_of(require_file, "data.format_prompt", data.format_prompt)
     yield from _faults_of(require_file, "data.override_chat_template", data.override_chat_template)
     yield from _check_rewards(config.worker.reward)
@@ -398,12 +391,11 @@ def _settings_not_read(config: RunConfig) -> list[str]:
         if key not in defaults or value == defaults[key]:
             continue
         reason = None
+        condition = condition_of(AlgorithmConfig, key)
         if key in of_methods and key not in of_this_method:
             reason = f"{method} does not read it"
-        elif key in _OF_KL and algorithm.disable_kl:
-            reason = "algorithm.disable_kl=true"
-        elif key in _OF_FILTERING and not algorithm.online_filtering:
-            reason = "algorithm.online_filtering=false"
+        elif condition is not None and getattr(algorithm, condition.name) != condition.value:
+            reason = f"algorithm.{condition.name}={written(not condition.value)}"
         if reason is not None:
             lines.append(f"algorithm.{key}={written(value)} has no effect: {reason}")
     return lines

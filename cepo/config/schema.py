@@ -21,6 +21,7 @@ from cepo.sections.fields import (
     NOT_FROM_RECORD,
     Count,
     CountOrOff,
+    EffectiveIf,
     Natural,
     NotNegative,
     Positive,
@@ -50,6 +51,8 @@ OneLine = Annotated[str, AfterValidator(_one_line)]
 """A name of a folder without line ends and other control characters, which shells and YAML change."""
 Name = Annotated[OneLine, AfterValidator(_name)]
 """A name below `checkpoints/`, which leads to no other place."""
+WITH_KL = EffectiveIf("disable_kl", False)
+WITH_FILTERING = EffectiveIf("online_filtering", True)
 
 
 @section
@@ -138,26 +141,26 @@ class AlgorithmConfig(SharedSettings):
     `algorithm.<name>` if it has settings that no other method has."""
     disable_kl: bool = False
     """Train without a KL penalty, and without reference weights."""
-    use_kl_loss: bool = False
+    use_kl_loss: Annotated[bool, WITH_KL] = False
     """Add the KL to the loss; false: subtract it from each token's reward."""
-    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl"] = "kl"
+    kl_penalty: Annotated[Literal["kl", "abs", "mse", "low_var_kl"], WITH_KL] = "kl"
     """Estimator of the KL at a sampled token."""
-    kl_coef: NotNegative = 1e-3
+    kl_coef: Annotated[NotNegative, WITH_KL] = 1e-3
     """Weight of the KL penalty; with kl_type=adaptive the initial weight."""
-    kl_type: Literal["fixed", "adaptive"] = "fixed"
+    kl_type: Annotated[Literal["fixed", "adaptive"], WITH_KL] = "fixed"
     """fixed: the weight of the KL is constant; adaptive: it follows kl_target, which needs use_kl_loss=false."""
-    kl_horizon: Positive = 10000.0
+    kl_horizon: Annotated[Positive, WITH_KL] = 10000.0
     """Adaptive KL: horizon in sequences; the larger it is, the more slowly the weight changes."""
-    kl_target: Positive = 0.1
+    kl_target: Annotated[Positive, WITH_KL] = 0.1
     """Adaptive KL: target of the KL in nats per token."""
     online_filtering: bool = False
     """Keep only groups whose mean filter_key is between filter_low and filter_high, and sample other problems in place
     of the rest."""
-    filter_key: str = "overall"
+    filter_key: Annotated[str, WITH_FILTERING] = "overall"
     """Reward field that online filtering averages over a group."""
-    filter_low: float = 0.01
+    filter_low: Annotated[float, WITH_FILTERING] = 0.01
     """Online filtering keeps groups with a mean above this."""
-    filter_high: float = 0.99
+    filter_high: Annotated[float, WITH_FILTERING] = 0.99
     """Online filtering keeps groups with a mean below this."""
     overlong_filter: bool = False
     """Do not train on responses that the length limit cut; their rewards still count in their groups."""
@@ -327,3 +330,24 @@ class RunConfig(RunSettings):
     @property
     def needs_critic(self) -> bool:
         return "values" in self.estimator.reads
+
+    @property
+    def named_models(self) -> list[tuple[str, str | None]]:
+        """The settings that name a model which the run reads, with their values."""
+        model = self.worker.actor.model
+        named = [
+            ("worker.actor.model.model_path", model.model_path),
+            ("worker.actor.model.tokenizer_path", model.tokenizer_path),
+            ("algorithm.teacher.model_path", self.estimator.teacher.model_path),
+        ]
+        if self.needs_critic:
+            named.append(("worker.critic.model.model_path", self.worker.critic.model.model_path))
+        return named
+
+    @property
+    def named_data(self) -> list[tuple[str, str]]:
+        """The settings that name data, with each source."""
+        named = [("data.train_files", source) for source in self.data.train_sources]
+        if self.data.val_files is not None:
+            named.append(("data.val_files", self.data.val_files))
+        return named

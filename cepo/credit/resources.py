@@ -18,7 +18,7 @@ from cepo.data.prompts import ContextBuilder, Problem
 from cepo.data.training_set import TrainingProblems, most_visuals, read_training_sets
 from cepo.errors import ConfigError
 from cepo.files.trees import Tree
-from cepo.models.processing import Processing, load_processing
+from cepo.models.processing import Processing, processing_of
 from cepo.rewards.pool import RewardPool
 from cepo.run_folder.environment import describe_software
 from cepo.trainer.rollouts import Rollouts
@@ -93,11 +93,7 @@ def opened(config: RunConfig, actor: Path | None, methods: Iterable[Estimator]) 
     teachers = {method.teacher.model_path: method for method in methods if method.teacher.model_path is not None}
     if len(teachers) > 1:
         raise ConfigError(f"teacher.model_path: one measurement loads one teacher, not {', '.join(sorted(teachers))}")
-    processing = load_processing(
-        config.worker.actor.model,
-        chat_template=config.data.override_chat_template,
-        chat_template_kwargs=config.data.chat_template_kwargs,
-    )
+    processing = processing_of(config)
     problems = read_training_sets(config.data, processing)
     for method in teachers.values():
         require_fitting_teacher(method, config.worker.actor.model, processing)

@@ -22,6 +22,7 @@ from cepo.data.tables import read_source, rows_of
 from cepo.errors import ConfigError, DataError
 from cepo.models.interface import ImageSource
 from cepo.models.processing import Processing
+from cepo.rewards.samples import require_free_names
 
 if TYPE_CHECKING:
     from cepo.config.schema import DataConfig
@@ -35,8 +36,9 @@ class ProblemSet(Sequence[Problem]):
     """Holds the usable rows of one source. Images are decoded on access and never kept.
 
     `config` says how rows are read, and which of them are used: `rules` and the longest prompt. `rows` are those of the
-    source as a program made them; by default it is read. Raises `ConfigError` if the source does
-    not exist or lacks a column, and `DataError` if a row is bad or overlong and not to be skipped, or no row is usable.
+    source as a program made them; by default it is read. Raises `ConfigError` if the source does not exist, lacks a column,
+    or has one under a name of the trainer's, and `DataError` if a row is bad or overlong and not to be skipped, or no row is
+    usable.
     """
 
     def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
@@ -47,6 +49,8 @@ class ProblemSet(Sequence[Problem]):
         self._rows_are_given = rows is not None
         self._rows = read_source(source) if rows is None else rows_of(rows)
         self._reader = RowReader(source, self._rows.column_names, self.rules, processing)
+        if rows is None:
+            require_free_names(source, self._rows.column_names, self.rules.cells.columns)
         self._stats = self._checked()
         self._usable = self._usable_rows()
         num_images = self._stats.measures["num_images"][self._usable]
@@ -63,11 +67,6 @@ class ProblemSet(Sequence[Problem]):
     def require_column(self, name: str) -> None:
         """Raises `ConfigError` if the source lacks the column that the setting `data.<name>` names."""
         self._reader.require_column(name)
-
-    @property
-    def column_names(self) -> list[str]:
-        """The names of all columns of the source."""
-        return self._rows.column_names
 
     def __len__(self) -> int:
         return len(self._usable)

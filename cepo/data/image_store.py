@@ -35,7 +35,7 @@ class ImageStore:
             with located(f"{source.data}, row {source.row}"):
                 cells = read_cells(self._rows_of(source.data)[source.row], self._rules.cells)
                 values = cells.images if key == own_key else cells.teacher_images
-                self._images[source] = decoded_images({key: values}, key, self._rules.images)
+                self._images[source] = decoded_images(values, key, self._rules.images)
         return self._images[source]
 
     def inputs(self, source: ImageSource) -> ImageInputs:

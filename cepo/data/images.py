@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -197,16 +197,6 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
 # Images of a row
 
 
-def listed(row: Mapping[str, object], key: str) -> list[Any]:
-    """Returns a cell's values as a list: none, one, or several."""
-    value = row.get(key)
-    if value is None or value == "":
-        return []
-    if isinstance(value, list | tuple):
-        return [*cast("Sequence[Any]", value)]
-    return [value]
-
-
 @contextmanager
 def located(where: str) -> Generator[None]:
     """Puts a place, such as a row or a column, before the message of a `DataError`."""
@@ -216,32 +206,28 @@ def located(where: str) -> Generator[None]:
         raise DataError(f"{where}: {error}") from error
 
 
-def checked_sizes(row: Mapping[str, object], column: str | None, rules: ImageRules) -> list[tuple[int, int]]:
-    """Checks a row's images in `column` (None: none); returns the sizes with which `decoded_images` shows them.
+def checked_sizes(images: Sequence[object], column: str | None, rules: ImageRules) -> list[tuple[int, int]]:
+    """Checks the images of a row's `column`; returns the sizes with which `decoded_images` shows them.
 
     Raises `DataError`, with the column's name, for all that it would raise.
     """
     sizes: list[tuple[int, int]] = []
-    if column is None:
-        return sizes
     with located(f"column '{column}'"):
-        for value in listed(row, column):
+        for value in images:
             size = verify_image(value, rules.image_dir, hosts=rules.image_hosts)
             sizes.append(rules.size_within_limits(size, name_of(value)))
     return sizes
 
 
-def decoded_images(row: Mapping[str, object], column: str | None, rules: ImageRules) -> tuple[Image.Image, ...]:
-    """Returns a row's images in `column` (None: none) as `load_rgb` does, each resized to the pixel limits at once.
+def decoded_images(images: Sequence[object], column: str | None, rules: ImageRules) -> tuple[Image.Image, ...]:
+    """Returns the images of a row's `column` as `load_rgb` does, each resized to the pixel limits at once.
 
     Raises `DataError`, with the column's name, if an image cannot be read.
     """
-    images: list[Image.Image] = []
-    if column is None:
-        return ()
+    decoded: list[Image.Image] = []
     with located(f"column '{column}'"):
-        for value in listed(row, column):
+        for value in images:
             pixels = load_rgb(value, rules.image_dir, hosts=rules.image_hosts)
             size = rules.size_within_limits(pixels.size, name_of(value))
-            images.append(pixels if size == pixels.size else pixels.resize(size, Image.Resampling.BICUBIC))
-    return tuple(images)
+            decoded.append(pixels if size == pixels.size else pixels.resize(size, Image.Resampling.BICUBIC))
+    return tuple(decoded)

@@ -275,10 +275,12 @@ def mask_for(group: RolloutGroup, reference: ImageReference) -> PatchMask:
 
 def _without_marks(problem: Problem) -> tuple[str, Sequence[Turn]]:
     """Returns the problem's text and the turns before it without placeholders of images and videos."""
-    texts = [problem.text, *(turn.text for turn in problem.history)]
-    while any(mark in text for mark in MARKS for text in texts):  # removing one can join the halves of another
+    history = [Turn(turn.role, _without_marks_in(turn.text)) for turn in problem.history]
+    return _without_marks_in(problem.text), history
+
+
+def _without_marks_in(text: str) -> str:
+    while any(mark in text for mark in MARKS):  # removing one can join the halves of another
         for mark in MARKS:
-            texts = [text.replace(mark, "") for text in texts]
-    question, *earlier_texts = texts
-    history = [Turn(turn.role, text) for turn, text in zip(problem.history, earlier_texts, strict=True)]
-    return question, history
+            text = text.replace(mark, "")
+    return text

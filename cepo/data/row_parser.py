@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import decimal
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from cepo.data.images import listed, located
+from cepo.data.images import located
 from cepo.data.json_text import json_text, number_text
 from cepo.data.messages import (
     Conversation,
@@ -207,8 +207,17 @@ def _conversation(prompt: object, key: str) -> Conversation:
 
 def _media(row: Fields, key: str, kind: str) -> list[Any]:
     with located(f"column '{key}'"):
-        values = written_values(listed({key: _cell_or_none(row, key)}, key))
+        values = written_values(_listed(_cell_or_none(row, key)))
         return [media_value(value, kind) for value in values]
+
+
+def _listed(value: object) -> list[Any]:
+    """Returns a cell's values as a list: none, one, or several."""
+    if value is None or value == "":
+        return []
+    if isinstance(value, list | tuple):
+        return [*cast("Sequence[Any]", value)]
+    return [value]
 
 
 def _with_own(held: list[object], of_row: list[Any]) -> list[Any]:

@@ -71,9 +71,9 @@ class RowReader:
         cells = read_cells(row, keys)
         *history, last = self._turns(cells)
         videos = self._videos(cells)
-        images = decoded_images({keys.image_key: cells.images}, keys.image_key, self._rules.images)
+        images = decoded_images(cells.images, keys.image_key, self._rules.images)
         teacher_key = keys.teacher_image_key
-        teacher_images = decoded_images({str(teacher_key): cells.teacher_images}, teacher_key, self._rules.images)
+        teacher_images = decoded_images(cells.teacher_images, teacher_key, self._rules.images)
         if videos:  # which are sent by value, and the images with them
             source = None
         keys_read = (keys.answer_key, keys.image_key, keys.video_key, teacher_key)
@@ -187,10 +187,9 @@ class RowReader:
 
     def _visual_tokens(self, cells: Cells) -> int:
         """Returns the number of tokens of the images and videos, all of which are checked."""
-        key = self._rules.cells.image_key
-        teacher_key = self._rules.cells.teacher_image_key
-        sizes = checked_sizes({key: cells.images}, key, self._rules.images)
-        teacher_sizes = checked_sizes({str(teacher_key): cells.teacher_images}, teacher_key, self._rules.images)
+        keys = self._rules.cells
+        sizes = checked_sizes(cells.images, keys.image_key, self._rules.images)
+        teacher_sizes = checked_sizes(cells.teacher_images, keys.teacher_image_key, self._rules.images)
         if not sizes and not cells.videos:
             return 0
         reader = self._processing.reader

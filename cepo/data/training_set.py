@@ -18,7 +18,6 @@ from cepo.data.prompts import Problem
 from cepo.errors import ConfigError
 from cepo.models.interface import ImageSource
 from cepo.models.processing import Processing
-from cepo.rewards.samples import require_free_names
 
 logger = logging.getLogger(__name__)
 
@@ -98,14 +97,12 @@ class TrainingProblems:
 def read_training_sets(config: DataConfig, processing: Processing, *, with_solutions: bool = False) -> TrainingProblems:
     """Reads all of `data.train_files` and checks every row.
 
-    Raises as `ProblemSet` and `require_free_names`, for fewer problems than a step needs, and `with_solutions` for a
-    problem that has none.
+    Raises as `ProblemSet`, for fewer problems than a step needs, and `with_solutions` for a problem that has none.
     """
     parts: list[ProblemSet] = []
     for source in config.train_sources:
         logger.info("reading and checking %s", source)
         part = ProblemSet(source, config, processing)
-        require_free_names(source, part.column_names, part.rules.cells.columns)
         if config.teacher_image_key is not None:
             part.require_column("teacher_image_key")
         if with_solutions:

@@ -153,13 +153,15 @@ def _published(path: Path) -> Iterator[TableRow]:
     """Yields the rows of a table from `ScoreTable.as_json`, or of one in the same format."""
     with damaged_as(path, "holds no table of `cepo compare --out FILE.json`"):
         for row in read_json(path, dict)["rows"]:
-            entries = {name: entry for name, entry in row.items() if name not in ("group", "name")}
-            figures = {name: entry for name, entry in entries.items() if isinstance(entry, Mapping)}
-            figures.pop(_OLD_DIFFERENCE, None)
-            has_differences_alone = entries and not figures  # which are texts
-            if not has_differences_alone:
-                cells = {name: _cell(figure, 1.0) for name, figure in figures.items()}
-                yield TableRow(group=str(row["group"]), name=str(row["name"]), cells=cells)
+            group = str(row.pop("group"))
+            name = str(row.pop("name"))
+            cells: dict[str, Cell] = {}
+            for column, entry in row.items():
+                if isinstance(entry, Mapping) and column != _OLD_DIFFERENCE:
+                    cells[column] = _cell(entry, 1.0)
+            is_of_differences = row and not cells  # which are texts
+            if not is_of_differences:
+                yield TableRow(group=group, name=name, cells=cells)
 
 
 def _evaluated(folder: Path) -> TableRow:

@@ -135,16 +135,12 @@ def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
     """Returns the configuration without names of the built-in toy task, the processing, and all tasks, checked."""
     from cepo.evaluation.tasks import read_task
     from cepo.microgeo.world import with_embedded_world
-    from cepo.models.processing import load_processing
+    from cepo.models.processing import processing_of
 
     located = ",".join(located_data(source.source) for source in plan.sources)
     data = dataclasses.replace(plan.config.data, train_files=located, val_files=None)
     config = with_embedded_world(dataclasses.replace(plan.config, data=data))
-    processing = load_processing(
-        config.worker.actor.model,
-        chat_template=config.data.override_chat_template,
-        chat_template_kwargs=config.data.chat_template_kwargs,
-    )
+    processing = processing_of(config)
     tasks: list[Task] = []
     for planned_source, path in zip(plan.sources, config.data.train_sources, strict=True):
         source = NamedSource(name=planned_source.name, source=path)

@@ -26,7 +26,6 @@ from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
 from cepo.rewards.benchmark import JUDGED, final_answer, kind_of
 from cepo.rewards.pool import RewardPool
-from cepo.rewards.samples import require_free_names
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import AdapterWeights, Generator
 from cepo.run_folder.pictures import thumbnail
@@ -75,7 +74,6 @@ def read_task(
             )
         problems = ProblemSet(source.source, data, processing)
         name = _own_name(source.source)
-        require_free_names(source.source, problems.column_names, cells.columns)
     else:
         converted_data = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")
         prepared = converted(rows, benchmark, source.source, skip_bad_rows=data.skip_bad_rows, is_lmms=rules.is_lmms)

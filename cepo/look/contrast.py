@@ -20,7 +20,7 @@ from cepo.data.images import open_image
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.errors import ConfigError, DataError
 from cepo.files.safe_files import LARGEST_IMAGE, read_bytes
-from cepo.models.processing import load_processing
+from cepo.models.processing import processing_of
 from cepo.report.credit_view import beliefs_of
 from cepo.report.html_page import Section
 from cepo.report.response_pair import Contrast, clearest_pair, contrast_of
@@ -109,7 +109,7 @@ def opened(model: str, *, longest: int) -> Iterator[Scoring]:
     else:
         config = config_of_model(model, settings)
     method = build_estimator(_METHOD, _TEACHERS)
-    processing = load_processing(config.worker.actor.model, chat_template=config.data.override_chat_template)
+    processing = processing_of(config)
     spec = WorkerSpec.of(config, teacher=method.teacher, needs_values=False, total_steps=1, most_visuals=(1, 1))
     with phase("loading the model"):
         actor = Actor(
@@ -142,10 +142,13 @@ def scored_by(session: Scoring, groups: Sequence[ResponseGroup]) -> ScoredGroups
         signal, *_ = signals_of(rollouts, {_METHOD: method}, session)
     in_order = group_records(signal.batch, signal.signal, session.processing, method.views, len(groups))
     records = [replace(record, step=group.step) for record, group in zip(in_order, groups, strict=True)]
-    rows = knowledge([signal], rollouts, seed=session.config.trainer.seed)
+    known: float | None = None
+    for row in knowledge([signal], rollouts, seed=session.config.trainer.seed):
+        if row["name"].endswith("correct") and known is None:
+            known = row["nats"]["value"]
     return ScoredGroups(
         groups=records,
-        known=next((row["nats"]["value"] for row in rows if row["name"].endswith("correct")), None),
+        known=known,
         noise=contrast_noise(signal.batch, signal.signal.diagnostics["delta"]),
     )
 

@@ -14,6 +14,7 @@ from jaxtyping import Int64
 from PIL.Image import Image
 from torch import Tensor
 
+from cepo.config.schema import RunConfig
 from cepo.config.worker_schema import ModelConfig
 from cepo.errors import ConfigError, DataError
 from cepo.files.safe_files import read_text
@@ -275,3 +276,12 @@ def load_processing(
     )
     processing.warn_of_undeclared_end()
     return processing
+
+
+def processing_of(config: RunConfig) -> Processing:
+    """Loads tokenizer and processor of a run's policy, with the chat template and its variables in `data`."""
+    return load_processing(
+        config.worker.actor.model,
+        chat_template=config.data.override_chat_template,
+        chat_template_kwargs=config.data.chat_template_kwargs,
+    )

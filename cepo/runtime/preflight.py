@@ -68,9 +68,8 @@ def require_one_process(environment: Mapping[str, str] = os.environ) -> None:
 
 def check_run(config: RunConfig) -> None:
     """Checks settings, files, cluster, devices and hub names, the cheapest first, limits the threads and logs the plan."""
-    model = config.worker.actor.model
     lines = check_config(config)
-    require_weights(model.model_path)
+    require_weights(config.worker.actor.model.model_path)
     check_sinks(config.trainer.logger)
     require_writable(config.trainer.run_folder)
     threads = limited_threads(config.trainer)
@@ -79,15 +78,7 @@ def check_run(config: RunConfig) -> None:
     with interrupts.loading(), phase("checking devices"):
         devices = check_devices(config.trainer)
     logger.info("device: %s", devices)
-    models = [
-        ("worker.actor.model.model_path", model.model_path),
-        ("worker.actor.model.tokenizer_path", model.tokenizer_path),
-    ]
-    models.append(("algorithm.teacher.model_path", config.estimator.teacher.model_path))
-    if config.needs_critic:
-        models.append(("worker.critic.model.model_path", config.worker.critic.model.model_path))
-    data_sources = [("data.train_files", source) for source in config.data.train_sources]
-    require_hub_names(models, [*data_sources, ("data.val_files", config.data.val_files)])
+    require_hub_names(config.named_models, config.named_data)
 
 
 def plan_table(lines: Sequence[str]) -> list[str]:

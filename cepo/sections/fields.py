@@ -122,6 +122,21 @@ NOT_FROM_RECORD = Mark("from_record", False)
 """Whether the record of a stranger's run may decide a setting."""
 
 
+@dataclass(frozen=True)
+class EffectiveIf:
+    """Marks, within `Annotated`, a setting without effect unless the setting `name` of its section has the value `value`."""
+
+    name: str
+    value: bool
+
+
+def condition_of(kind: type[Any], key: str) -> EffectiveIf | None:
+    """Returns on what the effect of the setting `key` of the section `kind` depends; None if it is not marked."""
+    field = fields_of(kind).get(key)
+    marks = [] if field is None else field.metadata
+    return next((mark for mark in marks if isinstance(mark, EffectiveIf)), None)
+
+
 def is_decisive(kind: type[Any], key: str) -> bool:
     """Returns whether the section `kind` marks the dotted `key` as decisive; without any mark it is."""
     return _mark_of(kind, key, "decisive", unmarked=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -44,9 +43,8 @@ class Health:
         skipped_in_a_row: number of consecutive steps in which every update of the actor was skipped.
     """
 
-    def __init__(self, settings: TrainerConfig, folder: Path) -> None:
+    def __init__(self, settings: TrainerConfig) -> None:
         self._settings = settings
-        self._folder = folder
         self.metrics: Metrics = {}
         self.skipped_in_a_row = 0
         self._why_skipped = ""
@@ -201,10 +199,11 @@ class Health:
     def require_updates(self) -> None:
         """Raises `EngineError` if updates were skipped in too many consecutive steps."""
         most = self._settings.max_skipped_steps
+        folder = self._settings.run_folder
         if 0 < most <= self.skipped_in_a_row:
             raise EngineError(
                 f"all updates of the last {self.skipped_in_a_row} steps were skipped, because {self._why_skipped} "
-                f"(trainer.max_skipped_steps={most}; -1 never stops). The checkpoints in {self._folder} were written before "
+                f"(trainer.max_skipped_steps={most}; -1 never stops). The checkpoints in {folder} were written before "
                 "these steps; continue from one with a lower worker.actor.optim.lr"
             )
 

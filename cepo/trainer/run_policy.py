@@ -35,23 +35,21 @@ class RunPolicy:
 
     def __init__(
         self,
-        folder: Path,
         settings: TrainerConfig,
         *,
         identity: Mapping[str, object],
         decisive: Mapping[str, object] | None = None,
-        max_restarts: int = 0,
     ) -> None:
         self.store = CheckpointStore(
-            folder,
+            settings.run_folder,
             keep=settings.save_limit,
             identity=identity,
             settings=decisive,
             weights_only=settings.save_model_only,
         )
-        self.lock = RunLock(folder)
+        self.lock = RunLock(settings.run_folder)
         self.restarts = 0
-        self._max_restarts = max_restarts
+        self._max_restarts = settings.max_restarts if settings.chosen_launcher == "ray" else 0
         self._settings = settings
         self._first_step: int | None = None
         self._first_checkpoint: Path | None = None
@@ -60,7 +58,7 @@ class RunPolicy:
     def _start(self, state: TrainerState, checkpoint: Path | None) -> None:
         self.state = state
         self.checkpoint = checkpoint
-        self.health = Health(self._settings, self.store.folder)
+        self.health = Health(self._settings)
         self._last_saved = state.step
         self._is_in_step = False
 

@@ -121,7 +121,7 @@ def estimate_memory(
     if estimator.teacher.model_path is not None:
         teacher_shape = shape_of_model(ModelConfig(model_path=estimator.teacher.model_path))
         models.append(_model_memory(config, actor, teacher_shape, LoraConfig(), is_frozen=True))
-    if "values" in estimator.reads:
+    if config.needs_critic:
         critic = config.worker.resolved_critic
         critic_shape = shape_of_model(critic.model)
         models.append(_model_memory(config, critic, critic_shape, LoraConfig()))

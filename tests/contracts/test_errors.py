@@ -67,8 +67,8 @@ def a_checkpoint_of_another_run(folder: Path) -> None:
     CheckpointStore(folder, keep=1, identity={"adv_estimator": "cepo"}).read(folder)
 
 
-def updates_that_are_all_skipped(folder: Path) -> None:
-    health = Health(TrainerConfig(max_skipped_steps=2), folder)
+def updates_that_are_all_skipped(_: Path) -> None:
+    health = Health(TrainerConfig(max_skipped_steps=2))
     for step in (1, 2):
         health.count_skipped(step, 1, 1)
     health.require_updates()
@@ -95,7 +95,7 @@ def a_worker_that_has_died(folder: Path) -> None:
 def a_run_whose_steps_are_all_done(folder: Path) -> None:
     (folder / STATE_FILE).write_text(json.dumps({"format": 2, "state": {"step": 3}}))
     (folder / FILES_FILE).write_text(json.dumps(written_files(folder)))
-    policy = RunPolicy(folder, TrainerConfig(load_checkpoint_path=str(folder)), identity={})
+    policy = RunPolicy(TrainerConfig(load_checkpoint_path=str(folder)), identity={})
     policy.choose_start(data="", total_steps=3, kl_coefficient=0.0)
 
 

@@ -95,15 +95,15 @@ def test_the_check_says_the_size_that_is_used() -> None:
         rules = ImageRules(min_pixels=lowest, max_pixels=highest)
         orientation = int(draw.integers(1, 9))
         content = encoded(Image.new("L", (width, height)), "WEBP", exif=exif(orientation))
-        row = {"images": [{"bytes": content}]}
+        images = [{"bytes": content}]
         try:
-            sizes = checked_sizes(row, "images", rules)
+            sizes = checked_sizes(images, "images", rules)
         except DataError as error:
             with pytest.raises(DataError, match=re.escape(str(error))):
-                decoded_images(row, "images", rules)
+                decoded_images(images, "images", rules)
             continue
         upright = (width, height) if orientation < 5 else (height, width)
-        assert [image.size for image in decoded_images(row, "images", rules)] == sizes
+        assert [image.size for image in decoded_images(images, "images", rules)] == sizes
         assert sizes[0] == limited_size(upright, lowest, highest)
 
 

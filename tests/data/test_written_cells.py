@@ -59,7 +59,7 @@ def test_images_as_a_text_are_read_or_refused(case: Any, tmp_path: Path) -> None
 
     def number_of_images() -> int:
         images = read_cells(row, CELLS).images
-        return len(decoded_images({"images": images}, "images", rules))
+        return len(decoded_images(images, "images", rules))
 
     if "refused" in case:
         with pytest.raises(DataError, match=case["refused"]):

@@ -12,12 +12,11 @@ import yaml
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import dump_for_record, load_config
-from cepo.config.worker_schema import ModelConfig
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.errors import ConfigError
 from cepo.microgeo.world import ASSETS
 from cepo.models.chat_template import ChatTemplate
-from cepo.models.processing import Processing, load_processing
+from cepo.models.processing import Processing, processing_of
 
 THINKING = """\
 {%- for m in messages -%}
@@ -82,18 +81,14 @@ def test_the_settings_are_read_and_recorded(tmp_path: Path) -> None:
     config = load_config(
         [
             "config=microgeo/grpo",
+            f"worker.actor.model.model_path={ASSETS}",
             f"data.override_chat_template={template}",
             "data.chat_template_kwargs.enable_thinking=false",
         ]
     )
-    data = config.data
-    assert data.chat_template_kwargs == {"enable_thinking": False}
+    assert config.data.chat_template_kwargs == {"enable_thinking": False}
     assert yaml.safe_load(dump_for_record(config))["data"]["chat_template_kwargs"] == {"enable_thinking": False}
-    model = ModelConfig(model_path=str(ASSETS))
-    processing = load_processing(
-        model, chat_template=data.override_chat_template, chat_template_kwargs=data.chat_template_kwargs
-    )
-    assert processing.prefilled == EMPTY_THOUGHT
+    assert processing_of(config).prefilled == EMPTY_THOUGHT
 
 
 def test_a_processor_takes_the_template_of_its_tokenizer(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -23,19 +22,19 @@ from cepo.trainer.health import LOG_PROB_GAP, Health
     ],
 )
 def test_a_gap_that_rounding_does_not_explain_is_told_once(
-    gaps: list[float], warnings: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    gaps: list[float], warnings: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """bf16 explains about 0.02 nats; from 0.1 on the run warns, and above `trainer.max_log_prob_gap` it is a fault."""
     caplog.set_level(logging.WARNING, logger="cepo")
-    health = Health(TrainerConfig(), tmp_path)
+    health = Health(TrainerConfig())
     for number, gap in enumerate(gaps, start=1):
         health.require_sound(number, {LOG_PROB_GAP: gap})
     messages = [record.getMessage() for record in caplog.records]
     assert [message[: len(words)] for message, words in zip(messages, warnings, strict=True)] == warnings
 
 
-def test_a_gap_above_the_bound_still_stops_the_run(tmp_path: Path) -> None:
-    health = Health(TrainerConfig(on_fault="stop"), tmp_path)
+def test_a_gap_above_the_bound_still_stops_the_run() -> None:
+    health = Health(TrainerConfig(on_fault="stop"))
     health.require_sound(1, {LOG_PROB_GAP: 1.0})
     with pytest.raises(EngineError, match=r"step 2: .* differ by 1\.01 nats a token .*max_log_prob_gap=1"):
         health.require_sound(2, {LOG_PROB_GAP: 1.01})
@@ -43,10 +42,10 @@ def test_a_gap_above_the_bound_still_stops_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("on_fault", ["stop", "warn"])
 def test_a_gap_that_is_no_number_is_a_fault(
-    on_fault: Literal["stop", "warn"], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    on_fault: Literal["stop", "warn"], caplog: pytest.LogCaptureFixture
 ) -> None:
     """NaN is above no bound, and is what log-probs of a broken engine give."""
-    health = Health(TrainerConfig(on_fault=on_fault), tmp_path)
+    health = Health(TrainerConfig(on_fault=on_fault))
     if on_fault == "stop":
         with pytest.raises(EngineError, match=r"step 1: .* differ by nan nats a token"):
             health.require_sound(1, {LOG_PROB_GAP: float("nan")})

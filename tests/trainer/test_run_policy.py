@@ -70,7 +70,7 @@ def test_an_illegible_lock_that_nobody_holds_is_taken(tmp_path: Path, left: byte
 
 
 def test_a_folder_that_does_not_exist_is_not_made_by_the_lock(tmp_path: Path) -> None:
-    with RunPolicy(tmp_path / "run", TrainerConfig(), identity={}):
+    with RunPolicy(TrainerConfig(save_checkpoint_path=str(tmp_path / "run")), identity={}):
         assert not (tmp_path / "run").exists()
 
 
@@ -98,7 +98,7 @@ def test_without_locks_a_warning_says_that_nothing_is_held(
 def test_equal_rewards_in_all_of_3_first_steps_are_told_once(
     steps: list[list[float]], is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    health = Health(TrainerConfig(), Path("run"))
+    health = Health(TrainerConfig())
     for rewards in steps:
         health.count_equal_rewards(torch.tensor(rewards))
     start = "in each of the first 3 steps all responses got the same reward, now 0.5, so that nothing can be learnt"
@@ -106,7 +106,7 @@ def test_equal_rewards_in_all_of_3_first_steps_are_told_once(
 
 
 def test_the_first_step_with_most_answers_missing_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    health = Health(TrainerConfig(), Path("run"))
+    health = Health(TrainerConfig())
     for num_missing in (4, 6, 8):
         health.count_missing_answers(fraction(num_missing, 8))
     (message,) = caplog.messages
@@ -130,7 +130,7 @@ def test_only_methods_that_show_answers_depend_on_them(method: str, settings: di
 
 
 def test_the_third_skipped_step_in_a_row_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    health = Health(TrainerConfig(max_skipped_steps=3), Path("run"))
+    health = Health(TrainerConfig(max_skipped_steps=3))
     counts = [(0, 2), (1, 2), (2, 2), (2, 2), (0, 0), (1, 2), (2, 2), (2, 2)]
     for step, (skipped, updates) in enumerate(counts, start=1):
         health.count_skipped(step, skipped, updates)
@@ -140,10 +140,10 @@ def test_the_third_skipped_step_in_a_row_ends_the_run(caplog: pytest.LogCaptureF
     assert "all of its 2 updates were skipped" in told[0]
     assert "after 3 such steps the run ends (trainer.max_skipped_steps)" in told[0]
     health.count_skipped(9, 2, 2)
-    words = r"last 3 steps were skipped.*trainer\.max_skipped_steps=3; -1 never stops.*in run"
+    words = r"last 3 steps were skipped.*trainer\.max_skipped_steps=3; -1 never stops.*in checkpoints/cepo/demo"
     with pytest.raises(EngineError, match=words):
         health.require_updates()
-    endless = Health(TrainerConfig(max_skipped_steps=-1), Path("run"))
+    endless = Health(TrainerConfig(max_skipped_steps=-1))
     for step in range(100):
         endless.count_skipped(step, 1, 1)
         endless.require_updates()

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from cepo.errors import ConfigError, did_you_mean
+from cepo.errors import ConfigError
 from cepo.run_folder.layout import require_own_records, set_aside_earlier_run
 from cepo.run_folder.sinks.base import RunDescription, Sink
 from cepo.run_folder.sinks.console import ConsoleSink
@@ -44,12 +44,8 @@ def build_sink(name: str, run: RunDescription) -> Sink:
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Checks the names of sinks; raises `ConfigError` if one is not registered or its library is not installed."""
+    """Raises `ConfigError` if the library of a sink, one of `trainer.logger`, is not installed."""
     for name in names:
-        if name not in _LIBRARIES:
-            raise ConfigError(
-                f"trainer.logger '{name}' is unknown.{did_you_mean(name, _LIBRARIES)} Known: {', '.join(_LIBRARIES)}"
-            )
         specs = {library: importlib.util.find_spec(library) for library in _LIBRARIES[name]}
         # A plain folder of the library's name in the working directory has no origin.
         missing = [library for library, spec in specs.items() if spec is None or spec.origin is None]
@@ -95,9 +91,8 @@ def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
 
     The run folder always gets its records (the sink `file`), which `cepo report` and a resumed run read.
 
-    Raises `ConfigError` as `check_sinks`; `CepoError`: the run folder cannot be written, or has a link in it.
+    Raises `CepoError`: the run folder cannot be written, or has a link in it.
     """
-    check_sinks(names)
     set_aside_earlier_run(run.folder, resumed_step=run.resumed_step)
     require_own_records(run.folder)
     sinks: dict[str, Sink] = {}
