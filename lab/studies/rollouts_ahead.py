@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,7 +24,6 @@ import torch
 
 from cepo import Callback
 from cepo.config import load_config
-from cepo.report.recorded_run import load_run
 from cepo.rollout.generator import (
     AdapterWeights,
     FullWeights,
@@ -38,7 +38,14 @@ from cepo.train import build_trainer
 from cepo.trainer.batches import ScoredBatch
 from cepo.types import TokenSignal
 from cepo.workers.worker import Worker
-from lab.studies.support.compared_runs import Record, by_name_and_seed, differences_table, figures_of, names_in
+from lab.studies.support.compared_runs import (
+    Record,
+    by_name_and_seed,
+    figures_of,
+    held_out_accuracy,
+    names_in,
+    rollout_accuracy,
+)
 from lab.studies.support.marked_tables import with_table
 from lab.studies.support.seeded_runs import DONE, is_done
 from lab.studies.support.study_statistics import cell, paired
@@ -46,11 +53,13 @@ from lab.support.machine import machine_record
 from lab.support.tables import table
 
 PROGRAM = "lab.studies.rollouts_ahead"
-"""The name in the marks of the tables' place in a page."""
+"""The name in the marks of the table's place in a page."""
 STALENESS = "staleness.jsonl"
 """The file of a run with the importance weights of some steps, in the order of the steps."""
 MEASURED_EVERY = 4
 """The importance weights of each so many steps are measured, which costs a scoring pass of all rows."""
+LONGEST_LAG = 2
+"""The greatest lag whose rollouts are compared with others of equally many updates."""
 CAP = 2.0
 """The default of `worker.actor.rollout_is_threshold`."""
 CLIP_RANGE = (0.8, 1.28)
@@ -114,7 +123,6 @@ class Staleness(Callback):
             "kl": float((ratios - 1 - log_ratios).mean()),
             "above_cap": float((ratios > CAP).double().mean()),
             "outside_clip_range": float(((ratios < lowest) | (ratios > highest)).double().mean()),
-            "largest": float(ratios.max()),
         }
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(figures) + "\n")
@@ -150,70 +158,90 @@ def train_ahead(words: Sequence[str], *, arm: str, seed: int, folder: Path) -> N
     (folder / DONE).touch()
 
 
-def record_of(folder: Path, *, arm: str, seed: int) -> Record:
+def record_of(folder: Path, *, file: str, arm: str, seed: int) -> Record:
     """Returns a run's accuracies, and means over the measured steps of how stale its rollouts are."""
     lines = (folder / STALENESS).read_text(encoding="utf-8").splitlines()
     measured = [json.loads(line) for line in lines]
     staleness = {key: statistics.fmean(step[key] for step in measured) for key in measured[0] if key != "step"}
-    staleness["largest"] = max(step["largest"] for step in measured)
-    gaps = load_run(folder).series("rollout/log_prob_gap_mean")[1]
     figures = figures_of(folder, trained="reward/correct")
-    lag = int(arm.partition("/")[0])
-    return {"arm": arm, "seed": seed, "lag": lag, **figures, "gaps": gaps, "staleness": staleness}
+    equal = of_equal_weights(figures["trained"], lag=int(arm.partition("/")[0]))
+    return {"file": file, "arm": arm, "seed": seed, **figures, "of_equal_weights": equal, "staleness": staleness}
 
 
-def of_equal_age(record: Record, *, longest_lag: int) -> float:
-    """Returns the share of right rollouts of the weights of the first steps, which every arm samples with.
+def of_equal_weights(trained: Sequence[float], *, lag: int) -> float:
+    """Returns the mean over the steps that sample with weights after equally many updates, whatever the lag.
 
     With lag n the rollouts of step k + n are those of the weights with which step k begins.
     """
-    trained = record["trained"]
-    lag = record["lag"]
-    return statistics.fmean(trained[lag : len(trained) - longest_lag + lag])
+    return statistics.fmean(trained[lag : len(trained) - LONGEST_LAG + lag])
 
 
-def tables_of(runs: Sequence[Record]) -> str:
-    """Returns two tables for each file: accuracies with paired differences from its first arm, and staleness."""
-    written: list[str] = []
+def recorded_without_lag(file: Path, runs: Sequence[Record]) -> list[Record]:
+    """Returns runs of `cepo train` from a record of `lab.studies.seeds`, cut to as many steps as `runs` have.
+
+    These are the runs of lag 0 that `runs` lack beside others of the same file and seed. The record has nothing else that
+    can be compared: its validations are those after other steps.
+    """
+    num_steps = len(runs[0]["trained"])
+    lagged = {(run["file"], run["seed"]) for run in runs}
+    trained_here = {(run["file"], run["seed"]) for run in runs if run["arm"] == "0"}
+    found: list[Record] = []
+    for run in json.loads(file.read_text(encoding="utf-8"))["runs"]:
+        if (run["file"], run["seed"]) in lagged - trained_here:
+            trained = run["trained"][:num_steps]
+            own = {key: run[key] for key in ("file", "seed")} | {"arm": "0", "trained": trained, "held_out": {}}
+            found.append(own | {"of_equal_weights": of_equal_weights(trained, lag=0)})
+    return found
+
+
+MEASURES: Mapping[str, Callable[[Record], float | None]] = {
+    "all rollouts %": rollout_accuracy,
+    "of equally many updates %": lambda record: record["of_equal_weights"],
+    "held out %": lambda record: held_out_accuracy(record) if record["held_out"] else None,
+}
+SHARES = {"outside_clip_range": "rho outside 0.8 to 1.28, %", "above_cap": f"rho > {CAP:g}, %"}
+NATS = {"gap": "mean gap, nats", "kl": "KL, nats"}
+
+
+def table_of(runs: Sequence[Record]) -> str:
+    """Returns a table with means over seeds, differences from the file's least lag paired by seed, and staleness."""
+    head = ["method, lag", "seeds"]
+    for title in MEASURES:
+        head += [title, "minus the first"]
+    head += [*SHARES.values(), *NATS.values()]
+    rows: list[list[object]] = []
     for file in names_in(runs, "file"):
         of_file = [run for run in runs if run["file"] == file]
-        arms = names_in(of_file, "arm")
-        by_arm = by_name_and_seed(of_file, kind="arm", names=arms)
-        longest_lag = max(run["lag"] for run in of_file)
-        for run in of_file:
-            run["of_equal_age"] = of_equal_age(run, longest_lag=longest_lag)
-        rows: list[list[str]] = []
-        for arm in arms:
-            records = list(by_arm[arm].values())
-            age = [record["of_equal_age"] for record in records]
-            differences = paired(by_arm[arms[0]], by_arm[arm], lambda record: record["of_equal_age"])
-            row = [arm, cell(age), "" if arm == arms[0] else cell(differences, signed=True)]
-            for key in ("above_cap", "outside_clip_range"):
-                row.append(f"{100 * mean_of(records, key):.2f}")
-            row += [f"{mean_of(records, key):.4f}" for key in ("gap", "kl")]
-            row.append(f"{max(record['staleness']['largest'] for record in records):.1f}")
+        by_arm = by_name_and_seed(of_file, kind="arm", names=sorted(names_in(of_file, "arm")))
+        first = next(iter(by_arm.values()))
+        for arm, of_seeds in by_arm.items():
+            records = list(of_seeds.values())
+            row: list[object] = [f"{file}, {arm}", len(records)]
+            for measure in MEASURES.values():
+                values = [value for record in records if (value := measure(record)) is not None]
+                differences = [] if of_seeds is first else paired(first, of_seeds, measure)
+                row += [cell(values) if values else "", cell(differences, signed=True) if differences else ""]
+            measured = [record["staleness"] for record in records if "staleness" in record]
+            for key in (*SHARES, *NATS):
+                mean = statistics.fmean(staleness[key] for staleness in measured) if measured else math.nan
+                row.append(f"{100 * mean:.2f}" if key in SHARES else f"{mean:.4f}")
             rows.append(row)
-        head = [f"{file}, lag", "rollouts of equal weights %", "minus the first", f"rho > {CAP:g}, %"]
-        head += ["rho outside 0.8 to 1.28, %", "mean gap, nats", "KL, nats", "largest rho"]
-        accuracies = differences_table(by_arm, kind="arm", baseline=arms[0])
-        written += [f"{file}:", accuracies, table(head, rows)]
-    return "\n\n".join(written)
-
-
-def mean_of(records: Sequence[Record], key: str) -> float:
-    """Returns the mean over runs of a figure of their staleness."""
-    return statistics.fmean(record["staleness"][key] for record in records)
+    return table(head, rows)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Trains what is not trained yet, and prints the tables."""
+    """Trains what is not trained yet, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="+", help="configuration files, and KEY=VALUE for all runs")
-    parser.add_argument("--arms", nargs="+", default=["0", "1", "1/truncate"], help="the one to compare with first")
+    parser.add_argument(
+        "--arms", nargs="+", default=["0", "1", "1/truncate"], help="the one of the least lag is compared with"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4])
     parser.add_argument("--out", type=Path, default=Path("checkpoints/rollouts_ahead"))
+    parser.add_argument("--read", action="store_true", help="train nothing, and read the runs that are done")
+    parser.add_argument("--recorded", type=Path, help="a record of lab.studies.seeds with runs of lag 0")
     parser.add_argument("--results", type=Path, help="JSON file to write")
-    parser.add_argument("--page", type=Path, help="Markdown page with the marks, in which the tables are written")
+    parser.add_argument("--page", type=Path, help="Markdown page with the marks, in which the table is written")
     options = parser.parse_intermixed_args(argv)
     settings = [word for word in options.words if "=" in word]
     files = [Path(word) for word in options.words if "=" not in word]
@@ -222,10 +250,14 @@ def main(argv: list[str] | None = None) -> int:
         for file in files:
             for arm in options.arms:
                 folder = options.out / f"{file.stem}-lag{arm.replace('/', '-')}-s{seed}"
+                if options.read and not is_done(folder):
+                    continue
                 print(folder, flush=True)
                 train_ahead([f"config={file}", *settings], arm=arm, seed=seed, folder=folder)
-                runs.append({"file": file.stem, **record_of(folder, arm=arm, seed=seed)})
-    written = tables_of(runs)
+                runs.append(record_of(folder, file=file.stem, arm=arm, seed=seed))
+    if options.recorded is not None:
+        runs += recorded_without_lag(options.recorded, runs)
+    written = table_of(runs)
     if options.results is not None:
         record = {"settings": settings, "machine": machine_record(torch.get_num_threads()), "runs": runs}
         options.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

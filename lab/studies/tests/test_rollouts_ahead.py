@@ -9,7 +9,9 @@ import pytest
 
 from cepo.report.recorded_run import RunData, load_run
 from cepo.train import main as train
-from lab.studies.rollouts_ahead import STALENESS, of_equal_age, train_ahead
+from lab.studies.rollouts_ahead import STALENESS, of_equal_weights, recorded_without_lag, table_of, train_ahead
+from lab.studies.seeds import LEARNING
+from lab.studies.support.compared_runs import Record
 
 SETTINGS = [
     "config=microgeo/grpo",
@@ -92,8 +94,29 @@ def test_the_last_validation_has_the_current_weights(current: RunData, frozen: R
     assert frozen.values_by_step("val/response_length")[1] != after_one_step
 
 
-def test_rollouts_of_equal_weights_are_compared() -> None:
+def test_rollouts_after_equally_many_updates_are_compared() -> None:
     """With a longest lag of 2, four of six steps are compared: the first ones of lag 0, the last ones of lag 2."""
     trained = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    means = [of_equal_age({"trained": trained, "lag": lag}, longest_lag=2) for lag in (0, 1, 2)]
-    assert means == [2.5, 3.5, 4.5]
+    assert [of_equal_weights(trained, lag=lag) for lag in (0, 1, 2)] == [2.5, 3.5, 4.5]
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """Rollouts: 0.5 and 0.6 against 0.4 and 0.3 are 20 points less, with an error of 10."""
+    runs: list[Record] = []
+    for arm, seed, accuracy in (("0", 1, 0.5), ("0", 2, 0.6), ("1", 1, 0.4), ("1", 2, 0.3)):
+        staleness = {"gap": 0.01, "kl": 0.002, "above_cap": 0.0, "outside_clip_range": 0.05}
+        measures = {"trained": [accuracy], "of_equal_weights": accuracy, "held_out": {"0": 0.1, "1": accuracy}}
+        runs.append({"file": "first", "arm": arm, "seed": seed, "staleness": staleness, **measures})
+    lines = table_of(runs).splitlines()
+    assert lines[3].startswith("| first, 1 | 2 | 35.0 ± 5.0 | -20.0 ± 10.0 |")
+    assert lines[3].endswith("| 35.0 ± 5.0 | -20.0 ± 10.0 | 5.00 | 0.00 | 0.0100 | 0.0020 |")
+
+
+def test_runs_without_lag_come_from_a_record_where_none_is() -> None:
+    """The record has seeds 1 to 3 of this file. Seed 1 is trained here, and seed 3 has nothing to be compared with."""
+    runs: list[Record] = [{"file": "grpo", "arm": "0", "seed": 1, "trained": [0.5] * 4}]
+    runs += [{"file": "grpo", "arm": "1", "seed": seed, "trained": [0.4] * 4} for seed in (1, 2)]
+    (found,) = recorded_without_lag(LEARNING, runs)
+    assert (found["file"], found["arm"], found["seed"]) == ("grpo", "0", 2)
+    assert found["trained"] == [0.49219, 0.50391, 0.61719, 0.54297]
+    assert found["of_equal_weights"] == pytest.approx((0.49219 + 0.50391) / 2)
