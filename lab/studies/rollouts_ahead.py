@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from collections import deque
@@ -221,9 +220,12 @@ def table_of(runs: Sequence[Record]) -> str:
                 values = [value for record in records if (value := measure(record)) is not None]
                 differences = [] if of_seeds is first else paired(first, of_seeds, measure)
                 row += [cell(values) if values else "", cell(differences, signed=True) if differences else ""]
-            measured = [record["staleness"] for record in records if "staleness" in record]
             for key in (*SHARES, *NATS):
-                mean = statistics.fmean(staleness[key] for staleness in measured) if measured else math.nan
+                measured = [record["staleness"][key] for record in records if "staleness" in record]
+                if not measured:  # all are from a record
+                    row.append("")
+                    continue
+                mean = statistics.fmean(measured)
                 row.append(f"{100 * mean:.2f}" if key in SHARES else f"{mean:.4f}")
             rows.append(row)
     return table(head, rows)
