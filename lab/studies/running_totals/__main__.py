@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -22,10 +23,13 @@ from lab.support.machine import ROOT, machine_record
 
 
 def teach_world(plan: Plan, world: World, model: str) -> None:
-    """Writes the data and the warm-started model of a style."""
+    """Writes the data and the warm-started model of a style; a plan without a warm start takes the model as it is."""
     from lab.studies.running_totals.warm_start import WarmStart, teach
 
     world.write_data(plan)
+    if "warm_start" not in plan.written:
+        shutil.copytree(model, world.model)
+        return
     settings = WarmStart(**plan.written["warm_start"], style=world.style)
     teach(model, world.model, settings, progress=_show)
 
