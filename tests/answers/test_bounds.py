@@ -75,6 +75,6 @@ def test_huge_numbers_are_too_costly_and_ordinary_ones_not() -> None:
 
 def test_the_cost_of_any_text_can_be_told() -> None:
     for parts in itertools.product(["^", "{", "}", "9", "!", "(", ")", "."], repeat=4):
-        is_too_costly("".join(parts))
+        assert is_too_costly("".join(parts)) in (True, False)
     for unit in ("^", "^{", "9^", "9^{", "(^"):
-        is_too_costly((unit * 200)[:200])
+        assert is_too_costly((unit * 200)[:200]) in (True, False)

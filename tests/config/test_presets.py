@@ -243,6 +243,7 @@ def test_the_released_codes_reference_precedes_the_response() -> None:
 def test_the_readme_names_every_file_or_its_folder() -> None:
     text = (CONFIGS / "README.md").read_text(encoding="utf-8")
     grouped = {"ablations", "1e-6", "5e-6", "accuracy_curve", "first_commit", "mmfine", "real_model"}
+    assert FILES
     for file in FILES:
         name = file.parent.name if file.parent.name in grouped else f"{file.parent.name}/{file.name}"
         assert name in text, name

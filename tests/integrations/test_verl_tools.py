@@ -192,6 +192,7 @@ def test_verls_loop_marks_the_tools_tokens(run: SimpleNamespace) -> None:
 
 def test_only_the_models_tokens_have_credit(run: SimpleNamespace) -> None:
     """Of two right and two wrong responses A is 0.866 and -0.866, and cepo's weights keep its sign."""
+    assert run.watched.rows
     for row in run.watched.rows:
         is_own = row["response_mask"].bool()
         advantages = row["advantages"]

@@ -57,14 +57,15 @@ def apply(change: Change, folder: Path, secret: Path) -> None:
         json_files.merge(folder / change["many"], entries)
 
 
-def load(folder: Path) -> None:
-    Processing(str(folder))
+def load(folder: Path) -> Processing:
+    processing = Processing(str(folder))
     load_model(
         str(folder),
         dtype=torch.float32,
         trust_remote_code=False,
         override_config={},
     )
+    return processing
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -173,4 +174,5 @@ def test_where_a_folder_once_was_is_no_path(folder: Path) -> None:
     }
     json_files.merge(folder / "config.json", of_model)
     json_files.merge(folder / "tokenizer_config.json", of_tokenizer)
-    load(folder)
+    processing = load(folder)
+    assert processing.encode("Count.", processing.load_images([])).token_ids

@@ -37,7 +37,11 @@ def test_no_held_out_problem_is_trained_on() -> None:
 
 
 def test_every_worked_solution_earns_the_reward() -> None:
-    for row in read_lines(EXAMPLE / "train.jsonl") + read_lines(EXAMPLE / "held_out.jsonl"):
+    training_rows = read_lines(EXAMPLE / "train.jsonl")
+    held_out_rows = read_lines(EXAMPLE / "held_out.jsonl")
+    assert training_rows
+    assert held_out_rows
+    for row in training_rows + held_out_rows:
         score = REWARD["compute_score"]({"response": row["solution"], "ground_truth": row["answer"]})
         assert score == {"overall": 1.0, "accuracy": 1.0}, row
 

@@ -97,7 +97,9 @@ def test_values_are_the_enumerated_chances(measured: Path, chance: Callable[[str
 
 
 def test_credit_adds_up_to_the_verdict(measured: Path) -> None:
-    for trace in read_lines(measured / "traces.jsonl"):
+    traces = read_lines(measured / "traces.jsonl")
+    assert traces
+    for trace in traces:
         assert trace["values"][0] + sum(trace["credit"]) == pytest.approx(float(trace["correct"]), abs=1e-12)
         assert set(trace["advantages"]) == {"uniform", "grpo", "rlsd(scale=std)", "cepo(lambda_init=1)", "my_method"}
         lengths = {len(trace["tokens"]), len(trace["credit"]), len(trace["values"]) - 1}
