@@ -49,8 +49,6 @@ class ProblemSet(Sequence[Problem]):
         self._rows_are_given = rows is not None
         self._rows = read_source(source) if rows is None else rows_of(rows)
         self._reader = RowReader(source, self._rows.column_names, self.rules, processing)
-        if rows is None:
-            require_free_names(source, self._rows.column_names, self.rules.cells.columns)
         self._stats = self._checked()
         self._usable = self._usable_rows()
         num_images = self._stats.measures["num_images"][self._usable]
@@ -58,6 +56,8 @@ class ProblemSet(Sequence[Problem]):
         self.most_visuals: tuple[int, int] = (int(num_images.max()), int(num_videos.max()))
         if self.most_visuals == (0, 0):
             self._check_column_of_images()
+        if rows is None:
+            require_free_names(source, self._rows.column_names, self.rules.cells.columns)
         # Other nodes get videos by value, and the images of such a row with them.
         has_images_alone = (num_images > 0) & (num_videos == 0)
         self._rows_with_images_alone = self._usable[has_images_alone]
