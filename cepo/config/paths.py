@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -71,18 +73,25 @@ def shipped_name(path: str) -> str:
     return path
 
 
+def with_file(name: str, change: Callable[[str], str]) -> str:
+    """Returns the name of a file, or `file.py:function`, with `change` applied to the file."""
+    file, colon, function = name.rpartition(":")
+    if not file.endswith(".py"):
+        return change(name)
+    return change(file) + colon + function
+
+
 def portable(names: str) -> str:
     """Returns a setting's text with shipped files, also in `file.py:function` or between commas, under their `shipped_name`.
 
-    A record with such names holds in any checkout and on any machine.
+    A record with such names holds in any checkout and on any machine. Folders keep their path: a model's is not looked for
+    among the shipped files.
     """
-    portable_names: list[str] = []
-    for name in names.split(","):
-        file, colon, function = name.rpartition(":")
-        if not file.endswith(".py"):
-            file, colon, function = name, "", ""
-        portable_names.append(shipped_name(file) + colon + function)
-    return ",".join(portable_names)
+
+    def shipped_file(path: str) -> str:
+        return shipped_name(path) if os.path.isfile(path) else path
+
+    return ",".join(with_file(name, shipped_file) for name in names.split(","))
 
 
 File = Annotated[str, AfterValidator(located)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ConfigDict, FiniteFloat, NonNegativeInt, StrictInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from cepo.config.paths import find_path, shipped_name
+from cepo.config.paths import find_path, shipped_name, with_file
 from cepo.errors import CheckpointError, ForeignFileError
 from cepo.files.safe_files import irregular_file, read_json
 from cepo.files.trees import Tree, is_dict
@@ -272,10 +272,7 @@ def _comparable(key: str, value: object) -> object:
 
 def _place_of(name: str) -> str:
     """Returns the same text for all spellings of one file, also of `file.py:function`, from any working directory."""
-    file, colon, function = name.strip().rpartition(":")
-    if not colon or not file.endswith(".py"):
-        file, colon, function = name.strip(), "", ""
-    return shipped_name(os.path.abspath(find_path(file) or file)) + colon + function
+    return with_file(name.strip(), lambda file: shipped_name(os.path.abspath(find_path(file) or file)))
 
 
 def _state(folder: Path) -> Tree:

@@ -54,6 +54,14 @@ def test_a_record_names_shipped_files_without_their_checkout(tmp_path: Path, mon
     assert decisive_settings(config)[REWARD] == "cepo/rewards/math.py:compute_score"
 
 
+def test_a_record_keeps_the_path_of_a_model_in_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model is not looked for among shipped files, and `examples/eyes` could be a name on the hub."""
+    monkeypatch.chdir(tmp_path)
+    model = PACKAGE_FOLDER.parent / "examples" / "eyes"
+    config = load_config([*SETTINGS, f"worker.actor.model.model_path={model}"])
+    assert f"model_path: {model}" in dump_for_record(config)
+
+
 def test_two_functions_are_compared_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("def score(samples): return []\n", encoding="utf-8")
