@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from testing.shapes import Shape, prompt_text, random_image
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cepo.data.batch import OptimizerBatch, ScoringRow
+    from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
     from cepo.models.processing import Processing
     from cepo.rollout.generator import GenerationRequest
-    from cepo.workers.actor import Actor
 
 HINT_TOKENS = 20
 """The number of tokens by which a teacher's context is longer than the prompt."""
@@ -79,8 +78,27 @@ def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
     )
 
 
-def gradients_of(actor: Actor, batch: OptimizerBatch) -> list[Tensor]:
-    """Returns the unsharded gradient of the batch's loss for each trained weight, on the CPU; updates nothing."""
+def critic_batch(rows: list[ScoringRow]) -> CriticBatch:
+    """Returns a batch of the critic with the rows of `optimizer_batch`, its advantages as returns, and old values of 0."""
+    import torch
+
+    from cepo.data.batch import CriticBatch
+
+    batch = optimizer_batch(rows)
+    return CriticBatch(
+        rows=rows,
+        old_values=torch.zeros(batch.response_mask.shape),
+        returns=batch.advantages,
+        response_mask=batch.response_mask,
+        denominators=batch.denominators,
+    )
+
+
+def gradients_of(actor: Any, batch: OptimizerBatch | CriticBatch) -> list[Tensor]:
+    """Returns the unsharded gradient of the batch's loss for each trained weight, on the CPU; updates nothing.
+
+    `actor` may be a critic, for a batch of its own.
+    """
     from cepo.workers.distributed import whole_tensor
     from cepo.workers.training import weights_of
 

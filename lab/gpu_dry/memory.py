@@ -335,7 +335,7 @@ def run(config: RunConfig, processing: Processing, case: Case, peaks: Peaks) -> 
     from cepo.workers.actor import Actor
     from cepo.workers.critic import Critic
     from cepo.workers.worker import KlInLoss, objective_settings
-    from testing.rows import optimizer_batch
+    from testing.rows import critic_batch, optimizer_batch
 
     own, teachers = named_rows(rows_of_views(case.model, processing))
     longest_row = config.data.longest_row
@@ -367,21 +367,6 @@ def run(config: RunConfig, processing: Processing, case: Case, peaks: Peaks) -> 
         actor.finish_step(step)
         actor.forget_gradients()
         peaks.forget()
-
-
-def critic_batch(rows: list[ScoringRow]) -> Any:
-    """Returns a batch of the critic with the rows of the actor's."""
-    from cepo.data.batch import CriticBatch
-    from testing.rows import optimizer_batch
-
-    batch = optimizer_batch(rows)
-    return CriticBatch(
-        rows=rows,
-        old_values=torch.zeros(batch.response_mask.shape),
-        returns=batch.advantages,
-        response_mask=batch.response_mask,
-        denominators=batch.denominators,
-    )
 
 
 def counted(case: Case, folder: Path) -> tuple[Peaks, Memory, str | None, str | None, int]:

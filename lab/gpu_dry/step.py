@@ -24,11 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lab.gpu_dry.cards import report
-from lab.gpu_dry.memory import critic_batch
 from lab.gpu_dry.processor_behind import ProcessorBehind
 from lab.support.machine import ROOT
 from testing.attention import attend_by_formula_to_mask
-from testing.rows import build_rows, optimizer_batch
+from testing.rows import build_rows, critic_batch, optimizer_batch
 from testing.shapes import MICRO, write_checkpoint
 
 if TYPE_CHECKING:

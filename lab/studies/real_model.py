@@ -34,7 +34,7 @@ from lab.studies.support.compared_runs import (
     work_table,
 )
 from lab.studies.support.comparison_charts import comparison_charts
-from lab.studies.support.marked_tables import with_table
+from lab.studies.support.marked_tables import write_table
 from lab.studies.support.paired_test import compared
 from lab.studies.support.seeded_runs import is_done, train_once
 from lab.studies.support.study_statistics import BySeed, paired
@@ -223,8 +223,7 @@ def write_records(study: Study, out: Path, results: Path, page: Path, chart: Pat
     """Writes the records of all finished runs, the page's tables, and its chart."""
     records = all_records(study, out, results)
     results.write_text(json.dumps({"plan": study.plan, "runs": records}, indent=1) + "\n", encoding="utf-8")
-    text = page.read_text(encoding="utf-8")
-    page.write_text(with_table(text, tables_of(study, records), program=study.program), encoding="utf-8")
+    write_table(page, tables_of(study, records), program=study.program)
     by_arm = by_name_and_seed(records, kind="arm", names=list(study.arms))
     save_figure(comparison_charts(by_arm, study.baseline), chart)
 

@@ -45,7 +45,7 @@ from lab.studies.support.compared_runs import (
     names_in,
     rollout_accuracy,
 )
-from lab.studies.support.marked_tables import with_table
+from lab.studies.support.marked_tables import write_table
 from lab.studies.support.seeded_runs import DONE, is_done
 from lab.studies.support.study_statistics import cell, paired
 from lab.support.machine import machine_record
@@ -264,8 +264,7 @@ def main(argv: list[str] | None = None) -> int:
         record = {"settings": settings, "machine": machine_record(torch.get_num_threads()), "runs": runs}
         options.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.page is not None:
-        page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(with_table(page, written, program=PROGRAM), encoding="utf-8")
+        write_table(options.page, written, program=PROGRAM)
     print(written)
     return 0
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from lab.studies.support.compared_runs import Record, by_name_and_seed, differences_table, figures_of, names_in
-from lab.studies.support.marked_tables import with_table
+from lab.studies.support.marked_tables import write_table
 from lab.studies.support.seeded_runs import train_once
 from lab.support.machine import ROOT, machine_record
 
@@ -55,8 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         }
         options.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.page is not None:
-        page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(with_table(page, written, program=PROGRAM), encoding="utf-8")
+        write_table(options.page, written, program=PROGRAM)
     print(written)
     return 0
 

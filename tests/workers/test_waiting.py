@@ -24,7 +24,7 @@ from cepo import metrics
 from cepo.data.batch import ScoringRow, token_array
 from cepo.losses.aggregation import token_weights
 from cepo.models.processing import Processing
-from cepo.models.without_waiting import use_masks_without_counting
+from cepo.models.without_waiting import to_device, use_masks_without_counting
 from cepo.workers.actor import Actor
 from testing.rows import build_rows, optimizer_batch
 from testing.shapes import MICRO, write_checkpoint
@@ -115,6 +115,28 @@ def test_a_pass_copies_only_by_the_function_that_does_not_wait(tmp_path: Path) -
     with Copies() as copies:
         actor._accumulate_gradient(batch, weights, part)
     assert copies.asking == {"to_device": 9}, "of the collated rows four, of what the loss reads five"
+
+
+class WithoutGpu(TorchFunctionMode):
+    """Notes how a tensor is moved and moves nothing, since torch has no page-locked memory without a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves: list[tuple[str, dict[str, Any]]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.pin_memory, Tensor.to):
+            self.moves.append((func.__name__, kwargs or {}))
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_copy_to_a_gpu_is_page_locked_and_does_not_block() -> None:
+    tensor = torch.zeros(3)
+    with WithoutGpu() as to_gpu:
+        to_device(tensor, torch.device("cuda"))
+    assert to_gpu.moves == [("pin_memory", {}), ("to", {"non_blocking": True})]
+    assert to_device(tensor, torch.device("cpu")) is tensor
 
 
 class Operations(TorchDispatchMode):

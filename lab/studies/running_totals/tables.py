@@ -14,7 +14,7 @@ from lab.studies.running_totals.gates import bounds_of, verdicts
 from lab.studies.running_totals.study import Plan, all_records
 from lab.studies.support.compared_runs import Record, by_name_and_seed, rollout_accuracy, seed_table, work_table
 from lab.studies.support.comparison_charts import comparison_charts
-from lab.studies.support.marked_tables import with_table
+from lab.studies.support.marked_tables import write_table
 from lab.studies.support.paired_test import compared
 from lab.studies.support.study_statistics import BySeed, cell, paired
 from lab.support.machine import ROOT
@@ -125,16 +125,14 @@ def _limit_text(name: str, value: float) -> str:
 
 def write_gates(plan: Plan, record: Mapping[str, Any], *, page: Path = PAGE) -> None:
     """Writes the table of gates into the page."""
-    text = page.read_text(encoding="utf-8")
-    page.write_text(with_table(text, gates_table(plan, record), program=f"{plan.program}.gates"), encoding="utf-8")
+    write_table(page, gates_table(plan, record), program=f"{plan.program}.gates")
 
 
 def write_records(plan: Plan, out: Path, *, page: Path = PAGE) -> None:
     """Writes the records of all finished runs, the page's tables, and its chart."""
     records = all_records(plan, out)
     plan.results.write_text(json.dumps({"plan": plan.written, "runs": records}, indent=1) + "\n", encoding="utf-8")
-    text = page.read_text(encoding="utf-8")
-    page.write_text(with_table(text, tables_of(plan, records), program=plan.program), encoding="utf-8")
+    write_table(page, tables_of(plan, records), program=plan.program)
     free = [name for name, arm in plan.arms.items() if arm.style == "free"]
     by_arm = by_name_and_seed(records, kind="arm", names=list(plan.arms))
     drawn = {name: by_arm[name] for name in free if by_arm[name]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 END = "<!-- end of the table -->\n"
 """What stands after a table."""
 
@@ -18,3 +20,9 @@ def with_table(page: str, written: str, *, program: str) -> str:
     if not start or not end:
         raise ValueError(f"the page lacks the marks {start_mark(program).strip()} and {END.strip()} around the table")
     return f"{before}{start}\n{written.strip()}\n\n{end}{after}"
+
+
+def write_table(page: Path, written: str, *, program: str) -> None:
+    """Writes the table between its marks in the file `page`; raises `ValueError` if it lacks them."""
+    text = page.read_text(encoding="utf-8")
+    page.write_text(with_table(text, written, program=program), encoding="utf-8")
