@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,25 +118,26 @@ def test_a_pass_copies_only_by_the_function_that_does_not_wait(tmp_path: Path) -
     assert copies.asking == {"to_device": 9}, "of the collated rows four, of what the loss reads five"
 
 
-class WithoutGpu(TorchFunctionMode):
-    """Notes how a tensor is moved and moves nothing, since torch has no page-locked memory without a GPU."""
+def test_a_copy_to_a_gpu_is_page_locked_and_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch has no page-locked memory without a GPU, so the moves are noted and made nowhere."""
+    moves: list[tuple[str, dict[str, Any]]] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.moves: list[tuple[str, dict[str, Any]]] = []
+    def noted(name: str) -> Callable[..., Tensor]:
+        def move(tensor: Tensor, *_: Any, **options: Any) -> Tensor:
+            moves.append((name, options))
+            return tensor
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.pin_memory, Tensor.to):
-            self.moves.append((func.__name__, kwargs or {}))
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        return move
+
+    # vLLM's worker for processors replaces `Tensor.pin_memory` too, in each process that has imported it
+    monkeypatch.setattr(Tensor, "pin_memory", noted("pin_memory"))
+    monkeypatch.setattr(Tensor, "to", noted("to"))
+    to_device(torch.zeros(3), torch.device("cuda"))
+    assert moves == [("pin_memory", {}), ("to", {"non_blocking": True})]
 
 
-def test_a_copy_to_a_gpu_is_page_locked_and_does_not_block() -> None:
+def test_a_copy_to_the_processor_is_the_tensor() -> None:
     tensor = torch.zeros(3)
-    with WithoutGpu() as to_gpu:
-        to_device(tensor, torch.device("cuda"))
-    assert to_gpu.moves == [("pin_memory", {}), ("to", {"non_blocking": True})]
     assert to_device(tensor, torch.device("cpu")) is tensor
 
 
