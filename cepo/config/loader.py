@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
@@ -67,13 +67,15 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
         origins.update(source.origins)
     defaults = merged_trees(default_tree(RunSettings), _DEFAULTS_FROM_OTHER_SETTINGS)
     merged = _merged(sources, defaults)
+    settings = _parsed(merged, origins)
     with interrupts.loading():
-        _load_plugins(merged, origins)
-    presets = _presets(merged, origins)
+        _load_plugins(settings, origins)
+    presets = _presets(settings, origins)
     require_known_keys(merged, origins)
     if presets:
         merged = _merged(sources, merged_trees(defaults, presets))
-    resolved = _resolved(merged, origins)
+        settings = _parsed(merged, origins)
+    resolved = _resolved(settings, origins)
     _refuse_none(resolved, origins)
     _require_rank_of_lora(resolved, origins)
     _leave_out_validation(resolved, origins)
@@ -173,17 +175,17 @@ def _fit_optimizer_batch(tree: Tree, origins: Origins) -> None:
         )  # fmt: skip
 
 
-def _presets(merged: Tree, origins: Origins) -> Tree:
+def _presets(settings: DictConfig, origins: Origins) -> Tree:
     """Returns the defaults of the chosen method and of the chosen policy loss, in their sections."""
     presets: Tree = {}
-    method = str(_selected(merged, "algorithm.adv_estimator", origins))
+    method = str(_selected(settings, "algorithm.adv_estimator", origins))
     try:
         of_method = METHODS.presets_of(method)
     except ConfigError as error:
         raise _unknown_name("algorithm.adv_estimator", method, error, origins) from None
     if of_method:
         presets["algorithm"] = of_method
-    loss = str(_selected(merged, "worker.actor.loss_type", origins))
+    loss = str(_selected(settings, "worker.actor.loss_type", origins))
     try:
         of_loss = LOSSES.presets_of(loss)
     except ConfigError as error:
@@ -283,9 +285,17 @@ def _without_empty_sections(tree: Fields, defaults: Fields, origins: Origins, pa
     return result
 
 
-def _resolved(merged: Tree, origins: Origins) -> Tree:
+def _parsed(merged: Tree, origins: Origins) -> DictConfig:
+    """Returns the settings with their references read, but not followed."""
     try:
-        tree = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
+        return OmegaConf.create(merged)
+    except OmegaConfBaseException as error:
+        raise _unresolved(error, origins) from error
+
+
+def _resolved(settings: DictConfig, origins: Origins) -> Tree:
+    try:
+        tree = OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         key = error.full_key or ""
         raise origins.error(key, f"{key} is required and not set (??? marks a value to be filled in).") from None
@@ -304,18 +314,18 @@ def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
     )
 
 
-def _selected(merged: Tree, key: str, origins: Origins) -> Any:
+def _selected(settings: DictConfig, key: str, origins: Origins) -> Any:
     try:
-        value = OmegaConf.select(OmegaConf.create(merged), key)
+        value = OmegaConf.select(settings, key)
         return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
 
 
-def _load_plugins(merged: Tree, origins: Origins) -> None:
+def _load_plugins(settings: DictConfig, origins: Origins) -> None:
     """Imports the files of `trainer.plugins`, so that the methods and losses they register are known."""
     key = "trainer.plugins"
-    value = _selected(merged, key, origins)
+    value = _selected(settings, key, origins)
     for path in origins.read(TrainerConfig, {"plugins": value}, path="trainer").plugins:
         try:
             if not load_plugin(path):
@@ -337,6 +347,8 @@ def _environment_references(merged: Tree) -> dict[_Keys, object]:
 
     The result maps each setting's path to its text or list with the references to the environment unresolved.
     """
+    if not any(_ENVIRONMENT.search(text) for text in texts_of(merged)):
+        return {}
     hidden = with_texts(merged, _with_hidden_references)
     tree = cast("Tree", OmegaConf.to_container(OmegaConf.create(hidden), resolve=True))
     from_environment: dict[_Keys, object] = {}
