@@ -96,7 +96,9 @@ def _tests_seed() -> None:
 def _seed_everything() -> None:
     random.seed(0)
     numpy.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():  # without a GPU, torch.manual_seed notes the caller's stack for one that may come
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)

@@ -57,6 +57,7 @@ def test_other_rooms_come_through_the_door() -> None:
     assert behind_the_door == []
 
 
+@pytest.mark.heavy
 def test_the_door_needs_no_torch() -> None:
     program = "import sys, cepo.answers; print({'torch', 'pydantic', 'transformers'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -201,6 +201,7 @@ def dotted(file: Path) -> str:
     return ".".join(file.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
 
 
+@pytest.mark.heavy
 def test_reading_a_config_or_the_trainer_loads_no_engine() -> None:
     """A config, a callback, the list of methods and the doctor's look at versions, which may find one missing, need no torch."""
     script = """

@@ -8,7 +8,8 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions, requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,6 +76,12 @@ def test_an_example_imports_public_names_alone(file: Path) -> None:
     assert not private, f"docs/api.md does not list {private}"
 
 
+@cache
+def providers_of_packages() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+@cache
 def installed_with_training() -> set[str]:
     """The distributions that `cepo[train]` names, and those that they name themselves without an extra."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -103,7 +110,7 @@ def test_an_example_imports_what_training_installs(file: Path) -> None:
     """An example once imported a package that was there by chance, and failed in a fresh environment."""
     own_modules = {file.stem for file in file.parent.glob("*.py")} | {"cepo"}
     third_party = imported_packages(source_of(file)) - own_modules - sys.stdlib_module_names
-    provided_by = packages_distributions()
+    provided_by = providers_of_packages()
     installed = installed_with_training()
     optional = {"trl"}  # the pages of these examples name the extra
     for name in third_party - optional:

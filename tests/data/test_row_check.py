@@ -501,6 +501,7 @@ def test_a_result_that_is_written_in_part_is_not_awaited(
     assert len(measured) == 200
 
 
+@pytest.mark.heavy
 def test_row_70_000_is_named(tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The measuring of a row is left out, because 70,000 of them would take a minute."""
 

@@ -279,6 +279,7 @@ def hold(lock: Path, seconds: int) -> None:
         time.sleep(seconds)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("seconds", "is_in_cache"), [(1, True), (60, False)])
 def test_another_process_is_waited_for_with_a_word_and_a_limit(
     seconds: int,

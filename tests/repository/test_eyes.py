@@ -164,6 +164,7 @@ def test_features_equal_to_embeddings_read_as_the_caption(
         torch.testing.assert_close(model(**inputs).logits, model(as_text).logits)
 
 
+@pytest.mark.heavy
 def test_a_tower_learns_the_words_of_a_figure(example: Any, figures: Any, seeing: tuple[Any, Any]) -> None:
     """150 steps on one caption: each output becomes the nearest to its word of the whole vocabulary, wherever shapes are."""
     processor, model = seeing

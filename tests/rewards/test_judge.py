@@ -390,6 +390,7 @@ def test_the_time_limit_is_not_begun_anew_by_pauses() -> None:
     assert time.monotonic() - start < 3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("seconds", "words"), [("1", None), ("60", "1 attempts; the last: status 429")])
 def test_a_server_is_asked_again_when_it_wants_to_be(seconds: str, words: str | None) -> None:
     """`Retry-After` is in seconds. Without it the second attempt is after 0.25 s; a wish beyond the limit ends them."""

@@ -66,6 +66,7 @@ def written(name: str, folder: Path) -> Path:
     return reward
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CASES)
 def test_what_lies_beside_a_reward_file_is_imported(name: str, results: dict[str, Any]) -> None:
     words = CASES[name].get("lacks")

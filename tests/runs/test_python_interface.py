@@ -115,6 +115,7 @@ def test_each_stage_of_a_step_has_its_seconds(trained: Trained) -> None:
     assert step["tokens/generate"] > 0
 
 
+@pytest.mark.heavy
 def test_evaluation_and_merge_return_values(
     trained: Trained, tiny_model_folder: Path, problem_file: Path, parity_reward: str, tmp_path: Path
 ) -> None:

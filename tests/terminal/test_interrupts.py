@@ -21,6 +21,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 @pytest.mark.parametrize("form", [("cepo.train",), ("cepo", "config")])
 def test_an_interruption_within_an_import_ends_with_its_code(

@@ -181,6 +181,7 @@ def test_a_line_says_how_far_work_is_of_which_nothing_has_ended() -> None:
     assert uneven.line(uneven._start + 8) == line
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("seconds", "draws", "drawn"), [(1.5, True, True), (0.0, True, False), (1.5, False, False)])
 def test_a_terminal_gets_a_bar_after_half_a_second(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seconds: float, draws: bool, drawn: bool

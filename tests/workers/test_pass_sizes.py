@@ -152,6 +152,7 @@ def actor_with(folder: Path, chosen: PassSizes) -> Actor:
     return actor
 
 
+@pytest.mark.heavy
 def test_a_resumed_actor_makes_the_same_passes_to_the_bit(tmp_path: Path) -> None:
     """Although another choice fits the memory now: passes of 2 rows with recomputation, where 3 without it are kept."""
     folder = write_checkpoint(MICRO, tmp_path / "model", dtype="float32")

@@ -18,6 +18,8 @@ from testing.attention import attend_by_formula_to_mask
 from testing.rows import build_rows, gradients_of, optimizer_batch
 from testing.shapes import MICRO, write_checkpoint
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def micro_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -30,6 +30,8 @@ from cepo.workers.actor import Actor
 from testing.rows import build_rows, optimizer_batch
 from testing.shapes import MICRO, write_checkpoint
 
+pytestmark = pytest.mark.heavy
+
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "bincount"}
 ON_THE_HOST = {"collate", "token_weights", "at"}
 """Functions whose tensors are the processor's on a machine with a card too."""
