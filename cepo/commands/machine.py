@@ -15,7 +15,7 @@ import torch
 
 from cepo.config import RunConfig
 from cepo.errors import CepoError
-from cepo.hardware import Capability, Finding, num_processors, torch_build, torchvision_fault, with_own_programs
+from cepo.hardware import Capability, CheckResult, num_processors, torch_build, torchvision_fault, with_own_programs
 from cepo.models.families import family_of
 from cepo.models.pretrained import read_config
 from cepo.rollout.factory import choose_generator, settings_of_run
@@ -66,18 +66,18 @@ def usable_memory() -> tuple[int, int]:
     return int(limit), min(memory.available, int(limit) - used)
 
 
-def machine_findings(gpus: Sequence[Gpu]) -> list[Finding]:
+def machine_findings(gpus: Sequence[Gpu]) -> list[CheckResult]:
     """Reports processors, memory, shared memory, torch's build, each GPU and, with GPUs, the compilers."""
     total, free = usable_memory()
     findings = [
-        Finding("processors", "ok", f"{num_processors()} usable"),
-        Finding("memory", "ok", f"{gib(free)} free of {gib(total)}"),
+        CheckResult("processors", "ok", f"{num_processors()} usable"),
+        CheckResult("memory", "ok", f"{gib(free)} free of {gib(total)}"),
     ]
     if _SHARED_MEMORY.is_dir():
         shared = shutil.disk_usage(_SHARED_MEMORY).free
         is_short = shared < _SHARED_PER_DEVICE * max(1, len(gpus))
         remedy = "in a container: --shm-size=16g or --ipc=host" if is_short else ""
-        findings.append(Finding(str(_SHARED_MEMORY), "warn" if is_short else "ok", f"{gib(shared)} free", remedy))
+        findings.append(CheckResult(str(_SHARED_MEMORY), "warn" if is_short else "ok", f"{gib(shared)} free", remedy))
     findings += [finding for finding in (torch_build(), torchvision_fault()) if finding is not None]
     findings += [gpu_finding(index, gpu) for index, gpu in enumerate(gpus)]
     if gpus:
@@ -85,7 +85,7 @@ def machine_findings(gpus: Sequence[Gpu]) -> list[Finding]:
     return findings
 
 
-def gpu_finding(index: int, gpu: Gpu) -> Finding:
+def gpu_finding(index: int, gpu: Gpu) -> CheckResult:
     """Reports the GPU, and whether it has bf16. Torch itself warns of one that its build has no code for."""
     subject = f"GPU {index}"
     major, minor = gpu.capability
@@ -95,11 +95,11 @@ def gpu_finding(index: int, gpu: Gpu) -> Finding:
             "bf16 needs compute capability 8.0 or later: set worker.actor.fsdp.mp_param_dtype=fp32 worker.rollout.dtype=fp16 "
             "(fp16 in training would lose small gradients, because the loss is not scaled)"
         )
-        return Finding(subject, "warn", description, remedy)
-    return Finding(subject, "ok", description)
+        return CheckResult(subject, "warn", description, remedy)
+    return CheckResult(subject, "ok", description)
 
 
-def tool_findings(*, with_vllm: bool) -> list[Finding]:
+def tool_findings(*, with_vllm: bool) -> list[CheckResult]:
     """Reports the tools with which Triton compiles the C launchers of its kernels."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
     headers_package = f"python3.{sys.version_info.minor}-dev"
@@ -110,16 +110,16 @@ def tool_findings(*, with_vllm: bool) -> list[Finding]:
     ]
 
 
-def _tool_finding(subject: str, place: str | None, package: str, *, with_vllm: bool) -> Finding:
+def _tool_finding(subject: str, place: str | None, package: str, *, with_vllm: bool) -> CheckResult:
     if place is not None:
-        return Finding(subject, "ok", place)
+        return CheckResult(subject, "ok", place)
     mark = "warn"
     consequence = "packed rows and the language head take slower paths"
     if with_vllm:
         mark = "fail"
         consequence = "vLLM cannot start"
     fault = f"not found; Triton compiles the launchers of its kernels with it; without it {consequence}"
-    return Finding(subject, mark, fault, f"apt-get install -y {package}")
+    return CheckResult(subject, mark, fault, f"apt-get install -y {package}")
 
 
 def c_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -133,7 +133,7 @@ def c_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
     return None
 
 
-def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Finding]]:
+def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[CheckResult]]:
     """Returns the findings on a checked configuration, by their heading: what `cepo train` would refuse is one failure."""
     model = config.worker.actor.model
     trainer = config.trainer
@@ -146,26 +146,26 @@ def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Findi
         generator = choose_generator(settings, family, "cuda" if gpus else "cpu")
         memory = estimate_memory(with_numbers(config), with_vllm=generator == "vllm" and bool(gpus))
     except CepoError as error:
-        return {heading: [Finding("run", "fail", str(error), "change what the message names")]}
+        return {heading: [CheckResult("run", "fail", str(error), "change what the message names")]}
     path = "rows that share tokens are packed" if family.packs else f"rows are padded: {family.why_padded}"
     return {
         heading: [
-            Finding("device", "ok", devices),
-            Finding("model", "ok", f"{family.title}; {path}"),
-            Finding("generator", "ok", generator),
+            CheckResult("device", "ok", devices),
+            CheckResult("model", "ok", f"{family.title}; {path}"),
+            CheckResult("generator", "ok", generator),
         ],
         "this config's memory": memory_findings(memory, config, gpus),
         "disk": [disk_finding(memory, trainer.run_folder)],
     }
 
 
-def memory_findings(memory: Memory, config: RunConfig, gpus: Sequence[Gpu]) -> list[Finding]:
+def memory_findings(memory: Memory, config: RunConfig, gpus: Sequence[Gpu]) -> list[CheckResult]:
     """Reports the estimate, and whether it fits on each GPU or, without one, in each worker's part of the memory."""
     parts = (
         f"{memory.parameters:,} parameters; weights {gib(memory.weights)}, optimizer {gib(memory.optimizer)}, generator "
         f"{gib(memory.engine)}, largest pass at most {gib(memory.largest_pass)} ({MEASURED})"
     )
-    findings = [Finding("needed", "info", parts)]
+    findings = [CheckResult("needed", "info", parts)]
     places = {f"fits GPU {index}": (gpu.free, gpu.total) for index, gpu in enumerate(gpus)}
     if not gpus:
         total, free = usable_memory()
@@ -175,24 +175,24 @@ def memory_findings(memory: Memory, config: RunConfig, gpus: Sequence[Gpu]) -> l
         rollout = config.worker.rollout
         refused, short = fit(memory, rollout, free=free, total=total)
         if refused is not None:
-            findings.append(Finding(subject, "fail", refused, WHAT_HELPS))
+            findings.append(CheckResult(subject, "fail", refused, WHAT_HELPS))
         elif short > 0:
-            findings.append(Finding(subject, "warn", f"up to {gib(short)} short", LESS_ACTIVATIONS))
+            findings.append(CheckResult(subject, "warn", f"up to {gib(short)} short", LESS_ACTIVATIONS))
         else:
-            findings.append(Finding(subject, "ok", f"{gib(free)} are free"))
+            findings.append(CheckResult(subject, "ok", f"{gib(free)} are free"))
         if memory.with_vllm and refused is None:
             sleeps = engine_sleeps(memory, rollout, free=free, total=total)
             habit = "frees its memory during scoring and updates" if sleeps else "keeps its memory beside the trainer's"
-            findings.append(Finding("vLLM", "info", f"{habit} (worker.rollout.sleep={rollout.sleep})"))
+            findings.append(CheckResult("vLLM", "info", f"{habit} (worker.rollout.sleep={rollout.sleep})"))
     return findings
 
 
-def disk_finding(memory: Memory, folder: Path) -> Finding:
+def disk_finding(memory: Memory, folder: Path) -> CheckResult:
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
     free = shutil.disk_usage(existing).free
     description = f"{gib(free)} free for {folder}, which takes {gib(memory.checkpoint)}"
     if memory.checkpoint > free:
-        return Finding("checkpoints", "fail", description, "set trainer.save_checkpoint_path to a larger disk")
-    return Finding("checkpoints", "ok", description)
+        return CheckResult("checkpoints", "fail", description, "set trainer.save_checkpoint_path to a larger disk")
+    return CheckResult("checkpoints", "ok", description)

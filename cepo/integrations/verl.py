@@ -70,7 +70,7 @@ class CepoSettings:
 
 
 @register_trainer(MODE)
-class CepoTrainer(get_trainer_cls("sync")):
+class CepoSyncTrainer(get_trainer_cls("sync")):
     """verl's synchronous trainer whose tokens have the advantages (B, T) of a method of cepo.
 
     A teacher reads the row's own prompt tokens with the reference's tokens spliced in, the row's pixel tensors, and

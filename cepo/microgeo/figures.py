@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from cepo.microgeo.problems import Problem
+from cepo.microgeo.problems import ToyProblem
 
 IMAGE_SIDE = 64
 PATCH_SIZE = 16
@@ -24,7 +24,7 @@ Point = tuple[float, float]
 """In pixels of the finished image, from the top left corner."""
 
 
-def draw_figure(problem: Problem) -> Image.Image:
+def draw_figure(problem: ToyProblem) -> Image.Image:
     """Draws the image of a problem (RGB, 64x64), a pure function of the problem."""
     rng = random.Random(f"figure/{problem.stream}/{problem.seed}/{problem.index}")
     side = IMAGE_SIDE * _OVERSAMPLING

@@ -14,7 +14,7 @@ Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Family:
+class ProblemFamily:
     """A kind of problem; `answer` computes it from the quantity in the image and the numbers in the text."""
 
     seen_values: tuple[str, ...]
@@ -24,7 +24,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ToyProblem:
     """A problem without its image: `seen` is the quantity in the image, `numbers` are those in the text."""
 
     family: str
@@ -80,14 +80,14 @@ def _two_different_lengths(rng: random.Random) -> Numbers:
     return width, rng.choice(heights)
 
 
-FAMILIES: dict[str, Family] = {
-    "perimeter": Family(
+FAMILIES: dict[str, ProblemFamily] = {
+    "perimeter": ProblemFamily(
         seen_values=("3", "4", "5", "6"),  # corners
         draw_numbers=_one_length,
         question=lambda numbers: f"Each side is {numbers[0]}. What is the perimeter?",
         answer=_length_times_seen,
     ),
-    "angle": Family(
+    "angle": ProblemFamily(
         seen_values=("3", "4", "5"),  # corners
         draw_numbers=_two_angles,
         question=lambda numbers: (
@@ -95,13 +95,13 @@ FAMILIES: dict[str, Family] = {
         ),
         answer=_remaining_angle,
     ),
-    "ticks": Family(
+    "ticks": ProblemFamily(
         seen_values=("2", "3", "4", "5", "6"),  # parts of the bar
         draw_numbers=_one_length,
         question=lambda numbers: f"Each part is {numbers[0]}. How long is the bar?",
         answer=_length_times_seen,
     ),
-    "fence": Family(
+    "fence": ProblemFamily(
         seen_values=("width", "height"),  # of the side without a fence
         draw_numbers=_two_different_lengths,
         question=lambda numbers: f"The yard is {numbers[0]} wide and {numbers[1]} high. How long is the fence?",
@@ -110,10 +110,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def generate_problem(seed: int, index: int, *, stream: str = "train") -> Problem:
+def generate_problem(seed: int, index: int, *, stream: str = "train") -> ToyProblem:
     """Returns problem number `index` of a stream; families alternate."""
     rng = random.Random(f"{stream}/{seed}/{index}")
     name, family = list(FAMILIES.items())[index % len(FAMILIES)]
     seen = rng.choice(family.seen_values)
     numbers = family.draw_numbers(rng)
-    return Problem(name, seen, numbers, seed, stream, index)
+    return ToyProblem(name, seen, numbers, seed, stream, index)

@@ -19,7 +19,7 @@ from cepo.errors import DataError
 from cepo.files.own_cache import cached
 from cepo.files.trees import Tree
 from cepo.microgeo.figures import draw_figure
-from cepo.microgeo.problems import Problem, generate_problem
+from cepo.microgeo.problems import ToyProblem, generate_problem
 from cepo.run_folder.pictures import png_bytes
 from cepo.terminal.progress import phase
 
@@ -33,7 +33,7 @@ class WorldKind:
 
     name: str
     assets: Path  # the folder of the shipped weights; the code beside it belongs to the world's fingerprint
-    generate: Callable[..., Problem]  # generate(seed, index, stream=...)
+    generate: Callable[..., ToyProblem]  # generate(seed, index, stream=...)
     draw: Callable[[Any], Image.Image]
     solution: Callable[[Any], str] | None = None  # the correct response for the column `solution`; None without it
     held_out: tuple[str, ...] = ()  # splits besides `train` and `validation`, each with its own distribution
@@ -113,13 +113,13 @@ def _write(world: World, kind: WorldKind, fingerprint: str, arguments: tuple[int
         (world.folder / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
 
 
-def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKind = SHAPES) -> list[list[Problem]]:
+def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKind = SHAPES) -> list[list[ToyProblem]]:
     """Returns each split's problems, from the stream of its name; none repeats a training problem's image and text."""
     train = [kind.generate(seed, index, stream="train") for index in range(num_train)]
     training_contents = {_content(problem, kind) for problem in train}
     splits = [train]
     for stream in kind.splits[1:]:
-        problems: list[Problem] = []
+        problems: list[ToyProblem] = []
         for index in itertools.count():
             if len(problems) == num_validation:
                 break
@@ -130,12 +130,12 @@ def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKi
     return splits
 
 
-def _content(problem: Problem, kind: WorldKind) -> tuple[str, bytes]:
+def _content(problem: ToyProblem, kind: WorldKind) -> tuple[str, bytes]:
     """Returns what a model sees of a problem: its text and its image's pixels."""
     return problem.question, kind.draw(problem).tobytes()
 
 
-def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SHAPES) -> None:
+def write_problems(file: Path, problems: Iterable[ToyProblem], kind: WorldKind = SHAPES) -> None:
     """Writes a Parquet file with the columns images, problem, answer (as in Geo3k), id, family, and solution if any."""
     from datasets import Dataset, Features, Image, List, Value, disable_progress_bars
 

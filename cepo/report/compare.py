@@ -20,7 +20,7 @@ from cepo.report.run_group import (
     GREEDY,
     METHOD,
     UNSET,
-    Setting,
+    RunGroup,
     configs_of,
     differing_keys,
     labels_of,
@@ -45,7 +45,7 @@ _COLUMNS = (
 class Comparison:
     """Settings in the order of their first run, and what differs between them."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[RunGroup, ...]
     differing: Mapping[str, Sequence[str]]
 
     @property
@@ -76,7 +76,7 @@ class Comparison:
             notes=[self.headline, *self.cautions, *self.notes],
         )
 
-    def _cells(self, setting: Setting) -> dict[str, Cell | str]:
+    def _cells(self, setting: RunGroup) -> dict[str, Cell | str]:
         first = self.settings[0]
         seconds = setting.seconds_per_step
         seconds_of_first = first.seconds_per_step
@@ -162,9 +162,9 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         runs_by_values.setdefault(values, []).append(run)
     methods = [members[0].estimator for members in runs_by_values.values()]
     labels = labels_of(methods, list(runs_by_values), differing)
-    settings: list[Setting] = []
+    settings: list[RunGroup] = []
     for label, members in zip(labels, runs_by_values.values(), strict=True):
-        settings.append(Setting(label, tuple(members)))
+        settings.append(RunGroup(label, tuple(members)))
     table: dict[str, list[str]] = {}
     for place, key in enumerate(differing):
         table[key] = [values[place] for values in runs_by_values]
@@ -193,7 +193,7 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
     )
 
 
-def _curves(setting: Setting, name: str) -> Iterator[Series]:
+def _curves(setting: RunGroup, name: str) -> Iterator[Series]:
     """Yields the mean of the runs over the steps that all of them measured; without such a curve, one curve per run."""
     import pandas
 

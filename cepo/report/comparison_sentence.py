@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cepo.report.run_group import ACCURACY, METHOD, Setting, paired_difference, seeds_of
+from cepo.report.run_group import ACCURACY, METHOD, RunGroup, paired_difference, seeds_of
 from cepo.report.score_tables import Cell
 
 
-def headline_of(settings: Sequence[Setting]) -> str:
+def headline_of(settings: Sequence[RunGroup]) -> str:
     """Returns the result after training in one sentence, with 95 % intervals of differences from the first setting."""
     first, *further_settings = settings
     mean_of_first = first.at_end(ACCURACY)
@@ -45,7 +45,7 @@ def sentence_of_two(first: str, second: str, means: str, difference: Cell) -> st
     return f"{second} is {direction} {first} by {points}: {means}."
 
 
-def _of_one_setting(setting: Setting) -> str:
+def _of_one_setting(setting: RunGroup) -> str:
     mean = setting.at_end(ACCURACY)
     if isinstance(mean, str):
         return f"{setting.label} has no held-out accuracy after training."
@@ -53,7 +53,7 @@ def _of_one_setting(setting: Setting) -> str:
     return f"{setting.label} reaches {mean.text()} % held-out accuracy in {count}."
 
 
-def _of_several_settings(settings: Sequence[Setting]) -> str:
+def _of_several_settings(settings: Sequence[RunGroup]) -> str:
     first, *further_settings = settings
     accuracy_of: dict[str, float] = {}
     for setting in settings:
@@ -79,7 +79,7 @@ def _interval(difference: Cell) -> str:
     return f" (95 % interval {difference.low:+.1f} to {difference.high:+.1f})"
 
 
-def cautions_of(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def cautions_of(settings: Sequence[RunGroup], differing: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yields what speaks against comparing the settings."""
     last_steps: set[int] = set()
     for setting in settings:
@@ -111,7 +111,7 @@ def cautions_of(settings: Sequence[Setting], differing: Mapping[str, Sequence[st
         yield "Each setting has one run: intervals cover the sampling of responses, not what another seed would change."
 
 
-def unit_of_errors(settings: Sequence[Setting]) -> str:
+def unit_of_errors(settings: Sequence[RunGroup]) -> str:
     """Names what the standard errors of accuracies are over: runs, or of single runs (by Wilson) their problems."""
     numbers = {min(len(setting.runs), 2) for setting in settings}
     if len(numbers) > 1:
@@ -119,7 +119,7 @@ def unit_of_errors(settings: Sequence[Setting]) -> str:
     return "problems" if numbers == {1} else "runs"
 
 
-def notes_of(settings: Sequence[Setting]) -> Iterator[str]:
+def notes_of(settings: Sequence[RunGroup]) -> Iterator[str]:
     """Yields how the numbers of the table were computed."""
     first, *further_settings = settings
     yield "Seconds are medians over steps."

@@ -52,7 +52,7 @@ _TWO_SIDED_95 = (
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunGroup:
     """Runs that differ only in their seeds. `label` names the method and what distinguishes it from other settings."""
 
     label: str
@@ -83,7 +83,7 @@ class Setting:
         return Cell.over(medians)
 
 
-def paired_difference(first: Setting, second: Setting) -> Cell | str:
+def paired_difference(first: RunGroup, second: RunGroup) -> Cell | str:
     """Returns the mean difference in accuracy, second minus first, in percentage points, with its 95 % interval.
 
     Runs with equal seeds form pairs, which are compared at the last validation that both made. Empty if a pair has no
@@ -109,7 +109,7 @@ def paired_difference(first: Setting, second: Setting) -> Cell | str:
     )
 
 
-def _differences_of_pairs(first: Setting, second: Setting) -> Sequence[float] | None:
+def _differences_of_pairs(first: RunGroup, second: RunGroup) -> Sequence[float] | None:
     """Returns the differences of runs with equal seeds; None if a pair has no validation in common after the start."""
     partners = {seeds_of(run): run for run in first.runs}
     differences: list[float] = []

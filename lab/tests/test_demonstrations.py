@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from cepo.microgeo.problems import Problem, generate_problem
+from cepo.microgeo.problems import ToyProblem, generate_problem
 from lab.worlds.demonstrations import right_response, solve
 
 
-def make(family: str, seen: str, *numbers: int, index: int = 0) -> Problem:
-    return Problem(family, seen, numbers, seed=0, stream="test", index=index)
+def make(family: str, seen: str, *numbers: int, index: int = 0) -> ToyProblem:
+    return ToyProblem(family, seen, numbers, seed=0, stream="test", index=index)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def make(family: str, seen: str, *numbers: int, index: int = 0) -> Problem:
     ],
 )
 def test_answers_right_and_misconceived_are_worked_out_by_hand(
-    problem: Problem, answer: int, misconceived: int
+    problem: ToyProblem, answer: int, misconceived: int
 ) -> None:
     assert problem.answer == str(answer)
     assert solve(problem, misconceived=True)[-1][1] == misconceived

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cepo.microgeo.problems import FAMILIES, Numbers, Problem
+from cepo.microgeo.problems import FAMILIES, Numbers, ToyProblem
 
 FORMAT_PROMPT = "{{ content | trim }} Answer in \\boxed{}."
 TEACHER_PROMPT = "{{ prompt }}\nHere is a sample answer: {{ reference }}"
@@ -46,7 +46,7 @@ def no_slip(result: int) -> int:
     return result
 
 
-def solve(problem: Problem, *, seen: str | None = None, misconceived: bool = False, slip: Slip = no_slip) -> Steps:
+def solve(problem: ToyProblem, *, seen: str | None = None, misconceived: bool = False, slip: Slip = no_slip) -> Steps:
     """Returns the steps for a reader who sees `seen`, by default what the image shows.
 
     `misconceived` makes the family's typical systematic mistake.
@@ -112,12 +112,12 @@ class NoiseRates:
 class Demonstration:
     """The response that the model learns for a problem, and the hint that it is shown, if any."""
 
-    problem: Problem
+    problem: ToyProblem
     response: str
     hint: str | None
 
 
-def demonstrate(problem: Problem, rates: NoiseRates, *, seed: int) -> Demonstration:
+def demonstrate(problem: ToyProblem, rates: NoiseRates, *, seed: int) -> Demonstration:
     """Returns a noisy solution of `problem`, a pure function of the problem, the rates and the seed."""
     rng = random.Random(f"demonstration/{seed}/{problem.id}")
     family = FAMILIES[problem.family]
@@ -162,6 +162,6 @@ def response_text(steps: Steps) -> str:
     return f"{reasoning} \\boxed{{{steps[-1][1]}}}"
 
 
-def right_response(problem: Problem) -> str:
+def right_response(problem: ToyProblem) -> str:
     """Returns the solution without mistakes."""
     return response_text(solve(problem))

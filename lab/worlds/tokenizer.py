@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from cepo.microgeo.problems import Problem
+from cepo.microgeo.problems import ToyProblem
 from lab.worlds.demonstrations import user_text
 from lab.worlds.kinds import SHAPES, TaughtWorld
 
@@ -93,7 +93,7 @@ def build_tokenizer(kind: TaughtWorld = SHAPES) -> Qwen2Tokenizer:
 
 def _corpus(kind: TaughtWorld) -> Iterable[str]:
     for index in range(_CORPUS_PROBLEMS):
-        problem: Problem = kind.generate(0, index, stream="tokenizer")
+        problem: ToyProblem = kind.generate(0, index, stream="tokenizer")
         yield user_text(problem.question)
         # The hint's line is a separate text, so that no merge joins its newline to the text before it. The
         # student's and the teachers' prompts then share all tokens up to that newline.

@@ -32,7 +32,7 @@ from cepo.commands.machine import (
     usable_memory,
 )
 from cepo.config import load_config
-from cepo.hardware import Finding
+from cepo.hardware import CheckResult
 from cepo.models.families import FAMILIES
 from cepo.rollout import factory
 from cepo.workers.memory import Memory, gib
@@ -172,10 +172,10 @@ def test_docs_show_the_tested_set_of_8_as_the_code_has_it() -> None:
 
 
 def test_each_failure_names_its_remedy_in_the_table() -> None:
-    failure = Finding("b", "fail", "c", remedy="d")
-    assert findings_table({"a": [Finding("b", "warn", "c"), failure]}).row_count == 3
+    failure = CheckResult("b", "fail", "c", remedy="d")
+    assert findings_table({"a": [CheckResult("b", "warn", "c"), failure]}).row_count == 3
     with pytest.raises(AssertionError):
-        Finding("b", "fail", "c")
+        CheckResult("b", "fail", "c")
     assert gib(3 * 2**20) == "3 MiB"
     assert gib(1.5 * GIB) == "1.5 GiB"
 

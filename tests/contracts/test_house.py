@@ -190,6 +190,16 @@ def test_pure_packages_import_torch_jaxtyping_and_pydantic_alone() -> None:
     assert not imports_where(lambda file, name: unit_of(file) in PURE and name.split(".")[0] not in allowed)
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    """Settings of methods and losses are nested classes of one name, and private names end at their file."""
+    files_of: dict[str, list[str]] = {}
+    for file in MODULES:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                files_of.setdefault(node.name, []).append(str(file.relative_to(PACKAGE)))
+    assert {name: files for name, files in files_of.items() if len(files) > 1} == {}
+
+
 def test_each_engine_is_imported_in_its_own_folder_only() -> None:
     def abroad(file: Path, name: str) -> bool:
         return unit_of(file) not in HOMES.get(name.split(".")[0], {unit_of(file)})

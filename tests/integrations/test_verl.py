@@ -40,7 +40,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 from cepo.algorithms import build_estimator  # noqa: E402
 from cepo.errors import ConfigError  # noqa: E402
 from cepo.integrations.adapter import MethodAdapter  # noqa: E402
-from cepo.integrations.verl import CepoTrainer  # noqa: E402
+from cepo.integrations.verl import CepoSyncTrainer  # noqa: E402
 from cepo.look.reading import read_rollouts_of  # noqa: E402
 from cepo.microgeo.world import ASSETS  # noqa: E402
 from cepo.models.text_codec import TextCodec  # noqa: E402
@@ -50,7 +50,7 @@ from cepo.report.responses import groups_of  # noqa: E402
 class Watched:
     """Computes the advantages of every method on the first batch, before the trainer's own method computes them."""
 
-    def __init__(self, trainer: CepoTrainer) -> None:
+    def __init__(self, trainer: CepoSyncTrainer) -> None:
         self.found: list[dict[tuple[int, int], list[float]]] = []
         self.penalised: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.with_a_tool: dict[tuple[int, int], list[float]] = {}
@@ -148,7 +148,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
 def test_verl_finds_the_trainer_by_its_entry_point() -> None:
     targets = [entry_point.value for entry_point in entry_points(group="verl.plugins") if entry_point.name == "cepo"]
     assert targets == ["cepo.integrations.verl"]
-    assert get_trainer_cls("cepo_sync") is CepoTrainer
+    assert get_trainer_cls("cepo_sync") is CepoSyncTrainer
 
 
 @pytest.mark.parametrize("number", range(len(told()["cases"])), ids=lambda number: str(told()["cases"][number]))
@@ -245,13 +245,13 @@ def test_two_steps_train_and_log_the_methods_metrics(run: SimpleNamespace) -> No
 )
 def test_what_verl_lacks_or_nobody_knows_is_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CepoTrainer(configuration(f"+trainer.v1.cepo_sync={{{override}}}"))
+        CepoSyncTrainer(configuration(f"+trainer.v1.cepo_sync={{{override}}}"))
 
 
 def test_the_mode_is_all_that_a_user_sets() -> None:
     config = configuration()
     assert config.algorithm.adv_estimator == "gae", "verl's default"
-    trainer = CepoTrainer(copy.deepcopy(config))
+    trainer = CepoSyncTrainer(copy.deepcopy(config))
     assert trainer.estimator.name == "cepo"
     assert not trainer.use_critic
     assert trainer.trainer_mode == "sync"
@@ -263,7 +263,7 @@ def test_an_end_that_verl_does_not_stop_at_is_named(tmp_path: Path, caplog: pyte
     declare_end(folder, "<|endoftext|>")
     processor = AutoProcessor.from_pretrained(folder)
     trainer: Any = SimpleNamespace(processor=processor, tokenizer=processor.tokenizer, _template_settings=dict)
-    end = CepoTrainer._response_end(trainer)
+    end = CepoSyncTrainer._response_end(trainer)
     assert processor.tokenizer.convert_ids_to_tokens(list(end.token_ids)) == ["<|im_end|>", "<|endoftext|>"]
     assert "ends an assistant's turn with the token '<|im_end|>'" in caplog.text
     assert "add the other to eos_token_id in the model's generation_config.json" in caplog.text

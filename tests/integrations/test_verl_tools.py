@@ -37,7 +37,7 @@ from transformers import AutoModelForImageTextToText  # noqa: E402
 from cepo.algorithms import build_estimator  # noqa: E402
 from cepo.errors import DataError  # noqa: E402
 from cepo.integrations.adapter import MethodAdapter  # noqa: E402
-from cepo.integrations.verl import CepoTrainer, _rows_of  # noqa: E402
+from cepo.integrations.verl import CepoSyncTrainer, _rows_of  # noqa: E402
 from cepo.models.text_codec import TextCodec  # noqa: E402
 from cepo.types import TokenBatch  # noqa: E402
 
@@ -59,7 +59,7 @@ class MethodRun:
 class Watched:
     """Computes the advantages of every method before the trainer's own, and keeps what went into them."""
 
-    def __init__(self, trainer: CepoTrainer) -> None:
+    def __init__(self, trainer: CepoSyncTrainer) -> None:
         self.runs: dict[str, MethodRun] = {}
         self.rows: list[dict[str, Any]] = []  # of the queue, with the advantages of `cepo`
         self.teacher_rows: list[tuple[dict[str, Any], dict[str, Any]]] = []  # of `rlsd`: the row, and its teacher's

@@ -13,12 +13,12 @@ from PIL import Image
 
 from cepo.errors import DataError
 from cepo.microgeo.figures import draw_figure
-from cepo.microgeo.problems import FAMILIES, Problem, generate_problem
+from cepo.microgeo.problems import FAMILIES, ToyProblem, generate_problem
 from cepo.microgeo.world import build_world, split_problems, write_problems
 
 
-def make(family: str, seen: str, *numbers: int, index: int = 0) -> Problem:
-    return Problem(family, seen, numbers, seed=0, stream="test", index=index)
+def make(family: str, seen: str, *numbers: int, index: int = 0) -> ToyProblem:
+    return ToyProblem(family, seen, numbers, seed=0, stream="test", index=index)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def make(family: str, seen: str, *numbers: int, index: int = 0) -> Problem:
         (make("fence", "height", 17, 12), 46),  # two widths of 17, one height of 12
     ],
 )
-def test_answers_are_worked_out_by_hand(problem: Problem, answer: int) -> None:
+def test_answers_are_worked_out_by_hand(problem: ToyProblem, answer: int) -> None:
     assert problem.answer == str(answer)
 
 

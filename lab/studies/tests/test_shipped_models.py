@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
 from cepo.config import load_config
-from cepo.microgeo.problems import FAMILIES, Problem, generate_problem
+from cepo.microgeo.problems import FAMILIES, ToyProblem, generate_problem
 from cepo.microgeo.world import ASSETS
 from lab.studies.worlds.chain import CONNECTIVES, RULER, answer_text, generate_chain_problem
 from lab.studies.worlds.kinds import CHAIN, KINDS
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.heavy
 class Rollout:
     """A sampled response to `problem`; `length` counts its tokens with the end token."""
 
-    problem: Problem
+    problem: ToyProblem
     response: str
     length: int
 
@@ -58,7 +58,7 @@ class Evaluator:
 
     def sample(
         self,
-        problems: Sequence[Problem],
+        problems: Sequence[ToyProblem],
         *,
         num_samples: int = 8,
         greedy: bool = False,
@@ -80,7 +80,7 @@ class Evaluator:
         return groups
 
     def log_probs(
-        self, problems: Sequence[Problem], responses: Sequence[str], hints: Sequence[str | None]
+        self, problems: Sequence[ToyProblem], responses: Sequence[str], hints: Sequence[str | None]
     ) -> list[Tensor]:
         """The log-probs of each response's tokens and of the end token after it, as tensors of shape (length,)."""
         end = self.processor.tokenizer.eos_token
@@ -108,7 +108,7 @@ class Evaluator:
 
     def inputs(
         self,
-        problems: Sequence[Problem],
+        problems: Sequence[ToyProblem],
         hints: Sequence[str | None] | None = None,
         pictures: Sequence[Image.Image] | None = None,
         *,
@@ -126,7 +126,7 @@ class Evaluator:
             self.processor(text=texts, images=images, padding=True, padding_side=padding_side, return_tensors="pt")
         )
 
-    def _groups(self, problems: Sequence[Problem], new: Tensor, num_samples: int) -> list[list[Rollout]]:
+    def _groups(self, problems: Sequence[ToyProblem], new: Tensor, num_samples: int) -> list[list[Rollout]]:
         ends = set(self.model.generation_config.eos_token_id)
         rollouts = []
         for row, ids in enumerate(new.tolist()):
@@ -140,16 +140,16 @@ def accuracy(groups: Sequence[Sequence[Rollout]]) -> float:
     return float(np.mean([one.is_right for group in groups for one in group]))
 
 
-def shuffled_images(problems: Sequence[Problem], kind: TaughtWorld) -> list[Image.Image]:
+def shuffled_images(problems: Sequence[ToyProblem], kind: TaughtWorld) -> list[Image.Image]:
     """Each problem's picture replaced by that of another problem of its family, drawn at random."""
     rng = random.Random("shuffle/0")
-    by_family: dict[str, list[Problem]] = {}
+    by_family: dict[str, list[ToyProblem]] = {}
     for problem in problems:
         by_family.setdefault(problem.family, []).append(problem)
     return [kind.draw(rng.choice(by_family[problem.family])) for problem in problems]
 
 
-def wrong_answer(problem: Problem) -> str:
+def wrong_answer(problem: ToyProblem) -> str:
     """A typical wrong answer: from a misread image or the family's misconception, without slips."""
     solutions = [solve(problem, misconceived=True)]
     solutions += [solve(problem, seen=seen) for seen in FAMILIES[problem.family].seen_values]
@@ -162,7 +162,7 @@ def world(name: str) -> tuple[Evaluator, list[list[Rollout]]]:
     """A world's shipped model, and 8 responses to each of its held-out problems at temperature 1."""
     if name == "shapes":
         evaluator = Evaluator(ASSETS)
-        problems: list[Problem] = [generate_problem(0, index, stream="test") for index in range(96)]
+        problems: list[ToyProblem] = [generate_problem(0, index, stream="test") for index in range(96)]
     else:
         evaluator = Evaluator(CHAIN.assets, CHAIN, max_new_tokens=256)
         problems = [generate_chain_problem(0, index, stream="test") for index in range(48)]
@@ -228,7 +228,7 @@ def test_a_hint_with_another_place_takes_from_the_last_result() -> None:
     assert np.mean(results) > 10 * abs(np.mean(filler))
 
 
-def other_end(problem: Problem) -> str:
+def other_end(problem: ToyProblem) -> str:
     """The answer with the last place 7 further, round the ruler's end."""
     *others, last = map(int, problem.answer.strip("()").split(","))
     return answer_text([*others, (last + 7) % (RULER + 1)])

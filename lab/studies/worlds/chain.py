@@ -27,14 +27,14 @@ from string import ascii_uppercase
 from PIL import Image, ImageDraw
 
 from cepo.microgeo.figures import FILLS, INKS, MERGE_SIZE, PAPERS, PATCH_SIZE, Point
-from cepo.microgeo.problems import Numbers, Problem
+from cepo.microgeo.problems import Numbers, ToyProblem
 from lab.worlds.demonstrations import WARM_START, Demonstration, Slip, near_number, no_slip
 
 RULER = 20
 COLUMNS = 3
 ROWS = 4
 NAMES = {"t": "triangle", "s": "square", "c": "circle", "d": "diamond"}
-"""Figures as letters in `Problem.seen`: upper case for filled, lower case for hollow; `/` ends a row."""
+"""Figures as letters in `ToyProblem.seen`: upper case for filled, lower case for hollow; `/` ends a row."""
 _SHARES = {"t": 0.3, "s": 0.3, "c": 0.2, "d": 0.2}
 CELL = PATCH_SIZE * MERGE_SIZE
 _OVERSAMPLING = 2
@@ -65,7 +65,7 @@ NUM_NAMINGS = 12800
 
 
 @dataclass(frozen=True)
-class ChainProblem(Problem):
+class ChainProblem(ToyProblem):
     """A walk: `seen` has the figures by row, `numbers` the start and the lengths to the right and to the left."""
 
     @property

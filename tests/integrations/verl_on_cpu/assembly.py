@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from cepo.integrations.verl import CepoTrainer
+from cepo.integrations.verl import CepoSyncTrainer
 
 ROLLOUTS = Path(os.environ[FOLDER])
 
@@ -98,9 +98,9 @@ class AgentLoops:
         asyncio.run(finish())
 
 
-def assembled(config: Any) -> CepoTrainer:
+def assembled(config: Any) -> CepoSyncTrainer:
     """The trainer as `PPOTrainer.init` assembles it, without an inference engine, which needs a GPU."""
-    trainer = CepoTrainer(config)
+    trainer = CepoSyncTrainer(config)
     trainer._init_tokenizer()
     trainer._init_dataloader()
     trainer.actor_rollout_wg = OneProcess(trainer.config)
@@ -114,7 +114,7 @@ def assembled(config: Any) -> CepoTrainer:
 
 
 @contextmanager
-def started(config: Any) -> Iterator[CepoTrainer]:
+def started(config: Any) -> Iterator[CepoSyncTrainer]:
     """Starts Ray, the queue and a process group of one; yields the assembled trainer."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
