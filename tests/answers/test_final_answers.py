@@ -17,7 +17,7 @@ DATA = Path(__file__).parent / "data"
 RESPONSES = json.loads((DATA / "final_answers.json").read_text(encoding="utf-8"))
 STATED = [*RESPONSES["Numbers"], *RESPONSES["Choices"], *RESPONSES["Yes or no"], *RESPONSES["Text"]]
 LETTERS = json.loads((DATA / "letters.json").read_text(encoding="utf-8"))
-SIZE = 1_000_000
+SIZE = 200_000
 
 
 @pytest.mark.parametrize("row", RESPONSES["Marks"], ids=lambda row: row["response"])
@@ -79,9 +79,9 @@ HOSTILE = [
 @pytest.mark.heavy
 @pytest.mark.parametrize("unit", HOSTILE)
 @pytest.mark.parametrize("kind", ["numeric", "choice", "yes_no"])
-def test_a_million_hostile_characters_are_read_in_linear_time(unit: str, kind: Any) -> None:
+def test_200_000_hostile_characters_are_read_in_linear_time(unit: str, kind: Any) -> None:
     text = unit * (SIZE // len(unit))
     began = time.process_time()
     marked_answer(text)
     final_answer(text, kind)
-    assert time.process_time() - began < 10  # a quadratic search takes minutes to hours
+    assert time.process_time() - began < 4  # a quadratic search takes minutes
