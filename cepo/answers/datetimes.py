@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cepo.answers.characters import plain_characters
 
@@ -146,7 +146,7 @@ def ends_of_time_range(text: str) -> tuple[Time, Time] | None:
 
 def same_time(first: Time, second: Time) -> bool:
     """Returns whether two times are one; one of them may lack `am` or `pm`."""
-    if (first.hour, first.minute, first.second, first.half) == (second.hour, second.minute, second.second, second.half):
+    if replace(first, is_padded=False) == replace(second, is_padded=False):
         return True
     is_half_of_one_known = bool(first.half) != bool(second.half)
     return is_half_of_one_known and not _in_24_hours(first).isdisjoint(_in_24_hours(second))

@@ -235,8 +235,12 @@ def _taking_back(text: str, kind: AnswerKind | None, stated: str) -> list[re.Mat
     beginning of one.
     """
     line, _, _ = text.partition("\n")
-    matches = _TAKEN_BACK.finditer(text)
-    places = [*dropwhile(lambda match: "\n" not in match[0] and match.start() >= len(line), matches)][-_MOST_ENDS:]
+
+    def is_within_a_later_line(match: re.Match[str]) -> bool:
+        return match.start() >= len(line) and "\n" not in match[0]
+
+    matches = dropwhile(is_within_a_later_line, _TAKEN_BACK.finditer(text))
+    places = list(matches)[-_MOST_ENDS:]
     if kind == "yes_no" and yes_or_no(stated) == "no":
         return [match for match in places if not _affirms_no(text, match)]
     return places

@@ -77,9 +77,9 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     from cepo.report.score_tables import TABLE_FORMATS, write_table
 
     folders = [run_folder_of(Path(run)) for run in runs]
-    twice = next((run for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{twice} is named twice; a run compared with itself has no difference and no spread")
+    for run, folder in zip(runs, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise ConfigError(f"{run} is named twice; a run compared with itself has no difference and no spread")
     scored = [run for run in runs if is_scored(run)]  # evaluations and tables, which have no curves
     are_scored = len(scored) == len(runs)
     if scored and not are_scored:

@@ -91,8 +91,14 @@ class KnownKeys:
 
     def _exists(self, key: str) -> bool:
         """Returns whether a key is a setting, an entry of a setting that is a mapping, or a key that EasyR1 has."""
-        parents = [".".join(key.split(".")[:depth]) for depth in range(2, key.count(".") + 2)]
-        return any(name in self.settings for name in parents) or key in EASYR1_KEYS or is_explained(key)
+        if key in EASYR1_KEYS or is_explained(key):
+            return True
+        parent = key
+        while "." in parent:
+            if parent in self.settings:
+                return True
+            parent = parent.rpartition(".")[0]
+        return False
 
     def _moved(self, key: str) -> str | None:
         """Returns the shortest known key that ends as `key` does, with as many of its last names as possible."""
@@ -128,7 +134,9 @@ def _joined(section: str, name: str) -> str:
 
 def _is_misspelt(name: str, near: str) -> bool:
     """Returns whether two names differ by little, so that another program's name is a less likely explanation."""
-    return name.replace("-", "").replace("_", "").casefold() == near.replace("_", "").casefold()
+    letters = name.replace("-", "").replace("_", "")
+    letters_near = near.replace("_", "")
+    return letters.casefold() == letters_near.casefold()
 
 
 def require_known_keys(tree: Fields, origins: Origins) -> None:

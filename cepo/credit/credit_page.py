@@ -240,7 +240,8 @@ def _dots_of_credit(results: Fields) -> DotPlot:
 def _dots_of_knowledge(rows: Sequence[Fields]) -> DotPlot:
     """Returns what teachers know of right responses, the most first; the ceiling is the highest of their limits."""
     ceiling = max(row["limit"]["value"] for row in rows)
-    ranked = sorted(({**row, "kind": "method"} for row in rows), key=lambda row: -row["nats"]["value"])
+    methods = [{**row, "kind": "method"} for row in rows]
+    ranked = sorted(methods, key=lambda row: -row["nats"]["value"])
     return _dot_plot(
         ranked,
         "nats",

@@ -60,7 +60,8 @@ def identity_of(source: str, rows: Rows, rules: RowRules, processing: Processing
         return None
     if facts["processing"] is None:
         return None
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _content_digest(file: Path, within: Path | None = None) -> str:

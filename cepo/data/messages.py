@@ -236,7 +236,11 @@ def _messages_in(value: object) -> Sequence[object]:
 
 
 def _is_message(value: object) -> bool:
-    return is_mapping(value) and bool({"role", "from"} & value.keys()) and bool({"content", "value"} & value.keys())
+    if not is_mapping(value):
+        return False
+    has_speaker = "role" in value or "from" in value
+    has_text = "content" in value or "value" in value
+    return has_speaker and has_text
 
 
 def _parts_in(content: str) -> object:

@@ -91,9 +91,9 @@ class Observed:
 
     def values(self, name: str) -> list[float]:
         """Returns the values of a metric in the order of steps, without step 0."""
-        return [
-            value for step, value in sorted(self.metrics.get(name, {}).items()) if step > 0 or name.startswith("val/")
-        ]
+        by_step = self.metrics.get(name, {})
+        is_of_validation = name.startswith("val/")
+        return [by_step[step] for step in sorted(by_step) if step > 0 or is_of_validation]
 
     def mean(self, name: str) -> float | None:
         values = self.values(name)
@@ -161,7 +161,10 @@ def truncation(observed: Observed) -> Finding | None:
 def _cut(observed: Observed) -> list[RecordedResponse]:
     """Returns responses that were cut, or if that is not recorded the longest ones."""
     cut = [response for response in observed.sample if response.finished is False]
-    return cut or sorted(observed.sample, key=lambda response: -response.length)[: max(1, len(observed.sample) // 4)]
+    if cut:
+        return cut
+    longest_first = sorted(observed.sample, key=lambda response: -response.length)
+    return longest_first[: max(1, len(longest_first) // 4)]
 
 
 def answer_format(observed: Observed) -> Finding | None:

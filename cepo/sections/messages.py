@@ -79,7 +79,8 @@ class Wording:
         elif kind in _OUT_OF_BOUNDS:
             message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown(value)}."
         else:
-            suggestion = did_you_mean(str(value), map(str, _main(node).get("enum", ()))) or _remedy(key, value, node)
+            accepted_values = [str(accepted) for accepted in _main(node).get("enum", ())]
+            suggestion = did_you_mean(str(value), accepted_values) or _remedy(key, value, node)
             message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{suggestion}"
         return Fault(1, key, message)
 

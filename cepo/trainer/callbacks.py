@@ -103,7 +103,8 @@ def _check(callback: object) -> None:
                 f"Known: {', '.join(_STAGES)}"
             )
     kind = type(callback)
-    is_called = any(name in vars(callback) or getattr(kind, name) is not getattr(Callback, name) for name in _STAGES)
-    if kind is not Callback and not is_called:
+    of_the_class = [name for name in _STAGES if getattr(kind, name) is not getattr(Callback, name)]
+    of_the_instance = [name for name in _STAGES if name in vars(callback)]
+    if kind is not Callback and not of_the_class and not of_the_instance:
         raise ConfigError(f"{kind.__name__} has no function that is called. Known: {', '.join(_STAGES)}")
     check_parameters(kind)

@@ -147,8 +147,13 @@ def headroom(sampled: Rollouts, greedy: Rollouts) -> Metric:
     Reinforcement learning makes likelier what sampling finds already: with little headroom it has little to find (arXiv
     2607.12640). With one sample per problem it is the difference of the two accuracies.
     """
-    solved = sum(bool(sampled.correct[list(sampled.rows_of(number))].any()) for number in range(len(sampled.problems)))
-    return fraction(solved - int(greedy.correct.sum()), len(sampled.problems))
+    num_problems = len(sampled.problems)
+    num_solved = 0
+    for number in range(num_problems):
+        rows = list(sampled.rows_of(number))
+        if sampled.correct[rows].any():
+            num_solved += 1
+    return fraction(num_solved - int(greedy.correct.sum()), num_problems)
 
 
 def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, backend: Backend) -> Metrics:

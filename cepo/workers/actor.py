@@ -128,7 +128,8 @@ class Actor(TrainableModel[ActorConfig, ScoringModel, OptimizerBatch]):
         def add(values: Tensor | None, rows: Sequence[ScoringRow], kept: dict[int, Tensor]) -> None:
             if values is None:
                 return
-            for row, of_row in zip(rows, values.cpu().split([len(row.response_ids) for row in rows]), strict=True):
+            lengths = [len(row.response_ids) for row in rows]
+            for row, of_row in zip(rows, values.cpu().split(lengths), strict=True):
                 if row.view == keep.view and row.row is not None:
                     kept[row.row] = of_row
 

@@ -72,7 +72,8 @@ def require_same_tokens(path: str, tokenizer: Any, policy: Any, *, distils: bool
         own_tokenizer: Any = AutoTokenizer.from_pretrained(path)
     named = f"{SECTION}.model_path={path}"
     theirs, ours = _tokens_by_id(own_tokenizer), _tokens_by_id(tokenizer)
-    differing = [number for number in sorted(theirs.keys() | ours.keys()) if theirs.get(number) != ours.get(number)]
+    all_ids = sorted(theirs.keys() | ours.keys())
+    differing = [number for number in all_ids if theirs.get(number) != ours.get(number)]
     if differing:
         first = differing[0]
         raise ConfigError(
