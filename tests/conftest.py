@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Imports make millions of objects that stay; collections between them would take a third of their time.
 gc.disable()
-# Runs of tests are noted as the user's own here, not in his home.
+# Runs of tests are noted as the user's own here, not in the home folder.
 _STATE = tempfile.mkdtemp(prefix="cepo_tests_state_")
 os.environ["XDG_STATE_HOME"] = _STATE
 # Before any test module imports them: Ray reads its variables, and the hook acts, on first import only.

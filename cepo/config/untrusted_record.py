@@ -5,8 +5,8 @@ lengths, sampling, the form of the model. Besides, it may choose a reward that c
 toy task, and templates in its own folder. What opens a host, a file, a model or a program needs the command line, or a
 configuration that the user names.
 
-A record that a run of this user's has written (`cepo.run_folder.own_records`) may decide more: it repeats what he has chosen
-himself. References to the environment, remote code and other reward files need his word even there.
+A record that a run of this user's has written (`cepo.run_folder.own_records`) may decide more: it repeats what they
+have chosen. References to the environment, remote code and other reward files need the user's word even there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders that only this user can write, and the entries of his cache, which are believed only as they were written."""
+"""Folders that only this user can write, and the entries of the user's cache, which are believed only as they were written."""
 
 from __future__ import annotations
 

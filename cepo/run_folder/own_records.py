@@ -1,7 +1,7 @@
 """Recognises the configurations that this user's own runs have recorded.
 
 A digest of each recorded configuration is a file in a folder of the user's, outside of every run folder. A stranger can
-therefore not make his configuration one of them, and a configuration that was changed is none any more.
+therefore not make another configuration one of them, and a configuration that was changed is none any more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _digest(content: bytes) -> str:
 
 
 def remember_own_record(text: str) -> None:
-    """Notes the text of a `config.yaml` as that of a run of this user's; warns if his folder cannot be written."""
+    """Notes the text of a `config.yaml` as that of a run of this user's; warns if their folder cannot be written."""
     try:
         folder = private_folder(_folder())
         note = folder / _digest(text.encode())

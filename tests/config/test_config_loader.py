@@ -325,6 +325,6 @@ def test_a_mistake_in_a_losss_settings_is_named(loss_plugin: str, argument: str,
 def test_a_smaller_rollout_batch_alone_is_enough(
     tmp_path: Path, in_file: str, arguments: list[str], expected: int
 ) -> None:
-    """An optimizer batch that the user has not chosen beside it follows; one that he has chosen remains and is an error."""
+    """An optimizer batch that the user has not chosen beside it follows; one that they have chosen remains and is an error."""
     words = [write(tmp_path, "run.yaml", in_file)] if in_file else []
     assert load(*words, *arguments).worker.actor.global_batch_size == expected

@@ -420,7 +420,7 @@ def test_each_refused_setting_can_be_repeated(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_run_of_the_users_own_keeps_its_record(tmp_path: Path) -> None:
-    """Training writes the record and notes it; the same text under another name is his too, a changed one is not."""
+    """Training writes the record and notes it; the same text under another name is theirs too, a changed one is not."""
     settings = ["data.image_hosts=[a.example]", "worker.actor.model.tokenizer_path=org/tokenizer"]
     text = dump_for_record(load_config([BASE, *settings]))
     build_tracker(["file"], RunDescription(folder=tmp_path / "run", config_text=text, max_steps=1)).close()
@@ -437,7 +437,7 @@ def test_a_run_of_the_users_own_keeps_its_record(tmp_path: Path) -> None:
 
 
 def test_a_note_in_the_run_folder_makes_no_run_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger may copy the whole folder of notes beside his configuration."""
+    """A stranger may copy the whole folder of notes beside another configuration."""
     write_checkpoint(tmp_path / "run", "data.image_hosts=[a.example]", own=True)
     file = tmp_path / "run" / "config.yaml"
     notes = tmp_path / "run" / ".local" / "state" / "cepo" / "own_records"

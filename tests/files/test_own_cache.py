@@ -214,8 +214,8 @@ def test_a_folder_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_folder_below_one_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """He could put another folder in its place. `lstat` says that the user 4711 owns it, as no test can arrange."""
-    place = tmp_path / "his" / "cache"
+    """The other user could put another folder in its place. `lstat` says that the user 4711 owns it, as no test can arrange."""
+    place = tmp_path / "theirs" / "cache"
     place.parent.mkdir()
     original = Path.lstat
 
@@ -232,7 +232,7 @@ def test_a_folder_below_one_of_another_user_is_replaced(tmp_path: Path, monkeypa
 
 
 def test_parents_may_be_sticky_and_a_groups(tmp_path: Path) -> None:
-    """As /tmp is, and as folders are where a user's own group is his umask's."""
+    """As /tmp is, and as folders are where a user's umask gives rights to the user's own group."""
     place = tmp_path / "sticky" / "group" / "own"
     place.mkdir(mode=0o700, parents=True)
     place.parent.chmod(0o775)
