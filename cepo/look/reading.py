@@ -19,6 +19,7 @@ import pyarrow.parquet
 from cepo.errors import DataError, ForeignFileError, near_path
 from cepo.files.safe_files import (
     damaged_as,
+    hub_folder,
     objects_in,
     open_regular,
     read_json,
@@ -134,8 +135,10 @@ def _recognised(place: Path) -> tuple[Form, list[Path]]:
         if form is OWN and not (place / METRICS_FILE).exists():
             continue
         files = sorted(place.rglob(form.pattern), key=lambda file: (_step_of(file), str(file)))
-        files = [file for file in files if file.name not in _NO_ROLLOUTS and file.stat().st_size]
+        files = [file for file in files if file.name not in _NO_ROLLOUTS and file.is_file() and file.stat().st_size]
         if files:
+            for file in files:  # of a stranger's folder, which must not bring another file onto a page
+                require_within(file, hub_folder(place))
             return _named(form, files[0]), files
     for file in sorted(place.iterdir()):
         _refuse_pickle(file)
@@ -272,7 +275,7 @@ def _completed(responses: Sequence[RecordedResponse], folder: Path) -> list[Reco
 def _image_in(folder: Path, name: str) -> str | None:
     """Returns the path of an image; None outside the folder: a row that a stranger wrote must not bring a file onto a page."""
     try:
-        path = require_within(folder / name, folder)
+        path = require_within(folder / name, hub_folder(folder))
     except ForeignFileError:
         return None
     return str(path) if path.is_file() else None
@@ -318,7 +321,7 @@ def _metrics_of(place: Path, form: Form) -> dict[str, dict[int, float]]:
     checkpoints = sorted(run.glob("checkpoint-*/"), key=_step_of)
     states = [folder / "trainer_state.json" for folder in checkpoints]
     present = [state for state in states if state.is_file()]
-    return trl_metrics(_history(present[-1])) if present else {}
+    return trl_metrics(_history(present[-1], within=run)) if present else {}
 
 
 def trl_metrics(history: Iterable[Fields]) -> dict[str, dict[int, float]]:
@@ -332,6 +335,6 @@ def trl_metrics(history: Iterable[Fields]) -> dict[str, dict[int, float]]:
     return metrics
 
 
-def _history(file: Path) -> list[Fields]:
+def _history(file: Path, *, within: Path) -> list[Fields]:
     with damaged_as(file, "is no trainer state"):
-        return [row for row in read_json(file, dict)["log_history"] if "step" in row]
+        return [row for row in read_json(file, dict, within=hub_folder(within))["log_history"] if "step" in row]

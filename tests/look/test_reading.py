@@ -318,6 +318,31 @@ def test_a_response_in_parts_is_read_whole(tmp_path: Path) -> None:
     assert response.finished is None, "a text is no truth value"
 
 
+def test_a_link_brings_no_other_file_onto_a_page(tmp_path: Path) -> None:
+    """A link into the folder is a name of its file; one that leads nowhere is no file; one that leads out is refused."""
+    row = {"prompt": "What is 2 + 2?", "completion": "It is 4.", "reward": 1.0}
+    secret = write_lines(tmp_path / "secret.jsonl", [row])
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    write_lines(folder / "1.jsonl", [row])
+    (folder / "2.jsonl").symlink_to(folder / "gone.jsonl")
+    assert len(read_rollouts_of(folder).responses) == 1
+    (folder / "3.jsonl").symlink_to(secret)
+    with pytest.raises(DataError, match="3.jsonl lies outside of"):
+        read_rollouts_of(folder)
+    assert len(read_rollouts_of(folder / "3.jsonl").responses) == 1  # which the user has named
+
+
+def test_a_link_brings_no_other_metrics_onto_a_page(tmp_path: Path) -> None:
+    folder = write_trl(tmp_path / "run", [trl_table(1, "45", [1.0, 0.0])])
+    state = tmp_path / "trainer_state.json"
+    state.write_text(json.dumps({"log_history": [{"step": 1, "entropy": 0.5}]}), encoding="utf-8")
+    (folder / "checkpoint-1").mkdir()
+    (folder / "checkpoint-1" / "trainer_state.json").symlink_to(state)
+    with pytest.raises(DataError, match="lies outside of"):
+        read_rollouts_of(folder)
+
+
 def test_a_file_that_a_trainer_has_only_opened_is_passed_over(tmp_path: Path) -> None:
     write_lines(tmp_path / "1.jsonl", [])
     write_lines(tmp_path / "2.jsonl", [plain(0), plain(1)])
