@@ -328,7 +328,7 @@ def test_a_link_brings_no_other_file_onto_a_page(tmp_path: Path) -> None:
     (folder / "2.jsonl").symlink_to(folder / "gone.jsonl")
     assert len(read_rollouts_of(folder).responses) == 1
     (folder / "3.jsonl").symlink_to(secret)
-    with pytest.raises(DataError, match="3.jsonl lies outside of"):
+    with pytest.raises(DataError, match="lies outside of"):
         read_rollouts_of(folder)
     assert len(read_rollouts_of(folder / "3.jsonl").responses) == 1  # which the user has named
 
