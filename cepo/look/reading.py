@@ -27,7 +27,7 @@ from cepo.files.safe_files import (
     require_within,
 )
 from cepo.files.trees import Fields
-from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of
+from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of, traces_of
 from cepo.report.recorded_run import RunData
 from cepo.report.responses import RecordedResponse
 from cepo.report.run_responses import STEP_FILES, responses_of_step
@@ -163,7 +163,7 @@ def _named(form: Form, file: Path) -> Form:
         row, _ = next(objects_in(file, opened, reads_open_end=True), (None, 0))
     if row is None:
         raise DataError(f"{file} has no rows")
-    if "nodes" in row:
+    if row.keys() & {"nodes", "traces"}:
         return replace(form, name="prime-rl's rollouts")
     require_names(row, str(file))
     is_verls = {"input", "output", "score"} <= row.keys()
@@ -179,8 +179,9 @@ def _number_in(file: Path) -> int:
 
 
 def _step_of(file: Path) -> int:
-    """Returns the last number in a file's name, or in that of its folder; 0 without."""
-    for name in (file.stem, file.parent.name):
+    """Returns the last number in a file's name, or in that of its folder, or of a folder `step_<N>` around it; 0 without."""
+    folders = [folder.name for folder in file.parents if re.fullmatch(r"step_\d+", folder.name)]
+    for name in (file.stem, file.parent.name, *folders):
         numbers = re.findall(r"\d+", name)
         if numbers:
             return int(numbers[-1])
@@ -192,7 +193,8 @@ def _lines(of_row: Callable[[Fields, int], RecordedResponse | None], file: Path)
     step = _step_of(file)
     with open_regular(file) as opened:
         for row, _ in objects_in(file, opened, reads_open_end=True):
-            yield of_row(row, step)
+            for trace in traces_of(row):
+                yield of_row(trace, step)
 
 
 def _line(row: Fields, step: int) -> RecordedResponse | None:
@@ -239,6 +241,7 @@ FORMS = (
     TRL,
     Form(name="NeMo-RL's training data", pattern="train_data_step*.jsonl", read=partial(_lines, nemo_response)),
     Form(name="EasyR1's generations", pattern="generations*.log", read=_easyr1),
+    replace(LINES, name="prime-rl's rollouts", pattern="step_*/train/effective/traces.jsonl"),
     replace(LINES, name="prime-rl's rollouts", pattern="train_rollouts.jsonl"),
     LINES,
     Form(name="a Parquet table", pattern="*.parquet", read=partial(_rows, is_trls=False)),

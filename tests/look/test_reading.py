@@ -217,6 +217,92 @@ def test_prime_rls_traces_are_read_along_their_last_branch(tmp_path: Path) -> No
     assert response.right is True
 
 
+def prime_episode(step: int, score: float, *, group: str, failed: bool = False) -> dict[str, Any]:
+    """An episode by the rules of prime-rl's `FileMonitor.log_episodes`, which leaves out what is None.
+
+    From github.com/PrimeIntellect-ai/prime-rl, Apache-2.0, commit 559b4477 of 2026-08-21, src/prime_rl/monitors/file.py, and
+    `Episode` and `Trace` in verifiers/v1 of github.com/PrimeIntellect-ai/verifiers, MIT, commit a60a606e.
+    """
+    nodes = [
+        {"message": {"role": "system", "content": "Be brief."}, "sampled": False, "token_ids": [1], "mask": [False]},
+        {
+            "parent": 0,
+            "message": {"role": "user", "content": "One?"},
+            "sampled": False,
+            "token_ids": [2],
+            "mask": [False],
+        },
+        {
+            "parent": 1,
+            "message": {"role": "assistant", "content": "It is 1.", "reasoning_content": "One is 1."},
+            "sampled": True,
+            "token_ids": [3, 4, 5],
+            "mask": [False, True, True],
+            "logprobs": [-0.5, -1.5],
+        },
+    ]
+    trace = {
+        "task": {"type": "Sums", "data": {"answer": "1"}},
+        "agent": {"name": "solver", "trainable": True},
+        "nodes": nodes,
+        "calls": [{"node": 2, "finish_reason": "length"}],
+        "rewards": {"correct_answer": {"score": score, "weight": 2.0}, "style": {"score": 1.0, "weight": 0.25}},
+        "ok": True,
+        "errors": [],
+    }
+    judge = trace | {"agent": {"name": "judge", "trainable": False}, "rewards": {}}
+    run = {"type": "train", "id": "r", "work": {"type": "train", "step": step}}
+    return {
+        "group": {"id": group},
+        "run": run,
+        "ok": not failed,
+        "errors": [],
+        "traces": [] if failed else [trace, judge],
+    }
+
+
+def test_prime_rls_episodes_are_read_of_what_was_trained(tmp_path: Path) -> None:
+    """Since July 2026 it writes train and eval, all and effective rollouts; in each the rewards have their weights."""
+    for kind in ("train/all", "train/effective", "eval/effective"):
+        for step in (2, 10):
+            episodes = [prime_episode(step, score, group=group) for group in "ab" for score in (1.0, 0.0)]
+            write_lines(tmp_path / "rollouts" / f"step_{step}" / kind / "traces.jsonl", episodes)
+    with (tmp_path / "rollouts" / "step_2" / "train" / "effective" / "traces.jsonl").open("a") as file:
+        file.write(json.dumps(prime_episode(2, 0.0, group="b", failed=True)) + "\n")
+    seen = read_rollouts_of(tmp_path)
+    assert seen.form == "prime-rl's rollouts"
+    assert [response.step for response in seen.responses] == [2] * 4 + [10] * 4
+    assert [response.reward for response in seen.responses[:4]] == [2.25, 0.25, 2.25, 0.25]
+    assert [response.right for response in seen.responses[:2]] == [True, False]
+    first = seen.responses[0]
+    assert (first.prompt, first.response, first.ground_truth) == ("One?", "One is 1.\nIt is 1.", "1")
+    assert (first.length, first.surprise, first.finished) == (2, 1.0, False)
+    assert [len(of_prompt.responses) for of_prompt in groups_of(seen.responses)] == [2, 2, 2, 2]
+    assert seen.notes == ["1 rows are left out: they have no response or no reward, failed, or fill a batch."]
+    alone = read_rollouts_of(tmp_path / "rollouts" / "step_10" / "eval" / "effective" / "traces.jsonl")
+    assert [response.step for response in alone.responses] == [10] * 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"),
+    [
+        pytest.param(
+            [*message("system", "Be brief."), *message("user", "One?")], "One?", id="a system's and a user's turn"
+        ),
+        pytest.param(
+            [*message("user", "One?"), *message("assistant", "1"), *message("user", "Two?")],
+            "user\nOne?\nassistant\n1\nuser\nTwo?",
+            id="turns of a conversation",
+        ),
+    ],
+)
+def test_the_question_of_a_conversation_is_the_users_turn(tmp_path: Path, prompt: object, shown: str) -> None:
+    """The contrast's model would read the system's text, and both roles, as the user's own words."""
+    write_lines(tmp_path / "1.jsonl", [{"prompt": prompt, "completion": message("assistant", "1"), "reward": 1.0}])
+    (response,) = read_rollouts_of(tmp_path).responses
+    assert response.prompt == shown
+
+
 def test_easyr1s_log_of_generations_is_read_by_validation(tmp_path: Path) -> None:
     entry = "[prompt] user\nOne?\nassistant\n\n[output] It is\n[1].\n[ground_truth] 1\n[score] {}\n\n"
     (tmp_path / "generations.log").write_text(entry.format(0.0) + entry.format("1.0"), encoding="utf-8")
