@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -74,6 +74,8 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     Raises `DataError`: nothing there is known, a file is damaged, or it is a pickle, which would run code when opened.
     """
     form, files = _recognised(place)
+    history = _history_beside(place) if form is TRL else []
+    read = partial(_rows, is_trls=True, functions=_reward_functions(history)) if form is TRL else form.read
     number_in_first = _number_in(files[0])
     most = max(1, min(most, _MOST_BYTES * number_in_first // max(1, files[0].stat().st_size)))
     chosen = files[:: max(1, math.ceil(number_in_first * len(files) / most))]
@@ -87,7 +89,7 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     last_texts: list[str] = []
     for file in chosen:
         with damaged_as(file, f"cannot be read as rollouts of {form.name}"):
-            rows = list(itertools.islice(form.read(file), most))
+            rows = list(itertools.islice(read(file), most))
         of_file = [row for row in rows if row is not None]
         num_left_out += len(rows) - len(of_file)
         texts = [response.response for response in of_file]
@@ -109,7 +111,7 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
         form=form.name,
         num_files=len(files),
         responses=_completed(responses, place if place.is_dir() else place.parent),
-        metrics=_metrics_of(place, form),
+        metrics=trl_metrics(history) if form is TRL else _metrics_of(place, form),
         notes=notes,
         lacks=list(_lacking(responses)),
     )
@@ -206,10 +208,11 @@ def _easyr1(file: Path) -> Iterator[RecordedResponse | None]:
         yield response_of(row, row["step"])
 
 
-def _rows(file: Path, *, is_trls: bool) -> Iterator[RecordedResponse | None]:
+def _rows(file: Path, *, is_trls: bool, functions: Collection[str] = ()) -> Iterator[RecordedResponse | None]:
     """Yields the responses of a Parquet file, which is read without its columns of lists of numbers, which are long.
 
-    Of TRL's, every column of floats but the advantage is a reward function's; others have the names of JSON lines.
+    Of TRL's, the columns of reward functions are those named in `functions`; if none is, every column of floats but the
+    advantage. Others have the names of JSON lines.
     """
     step = _step_of(file)
     with open_regular(file) as opened:
@@ -220,6 +223,7 @@ def _rows(file: Path, *, is_trls: bool) -> Iterator[RecordedResponse | None]:
             floats = [
                 field.name for field in schema if pyarrow.types.is_floating(field.type) and field.name != "advantage"
             ]
+            floats = [name for name in floats if name in functions] or floats
             if not is_trls:
                 require_names(dict.fromkeys(schema.names), str(file))
             for batch in content.iter_batches(batch_size=1_000, columns=names, use_threads=False):
@@ -314,17 +318,27 @@ _TRL_NAMES = {
 
 
 def _metrics_of(place: Path, form: Form) -> dict[str, dict[int, float]]:
-    """Returns the metrics that lie beside the rollouts, under the names of a run of cepo: of TRL, in its last checkpoint."""
-    folder = place if place.is_dir() else place.parent
-    if form is OWN:
-        return RunData(folder=folder, rows=read_metrics(folder), config={}).curves
-    if form is not TRL:
+    """Returns the metrics that lie beside the rollouts of a run of cepo."""
+    if form is not OWN:
         return {}
+    folder = place if place.is_dir() else place.parent
+    return RunData(folder=folder, rows=read_metrics(folder), config={}).curves
+
+
+def _history_beside(place: Path) -> list[Fields]:
+    """Returns the `log_history` of TRL's last checkpoint; an empty one without any."""
+    folder = place if place.is_dir() else place.parent
     run = folder.parent if folder.name == "completions" else folder
     checkpoints = sorted(run.glob("checkpoint-*/"), key=_step_of)
     states = [folder / "trainer_state.json" for folder in checkpoints]
     present = [state for state in states if state.is_file()]
-    return trl_metrics(_history(present[-1], within=run)) if present else {}
+    return _history(present[-1], within=run) if present else []
+
+
+def _reward_functions(history: Iterable[Fields]) -> set[str]:
+    """Returns the names of the reward functions whose means TRL has logged."""
+    matches = [re.fullmatch(r"rewards/(.+)/mean", name) for row in history for name in row]
+    return {match[1] for match in matches if match is not None}
 
 
 def trl_metrics(history: Iterable[Fields]) -> dict[str, dict[int, float]]:

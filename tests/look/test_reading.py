@@ -69,6 +69,18 @@ def test_the_reward_function_of_answers_tells_the_verdict(tmp_path: Path) -> Non
     ]
 
 
+def test_a_number_that_a_reward_function_logs_is_no_reward(tmp_path: Path) -> None:
+    """TRL's `log_extra` adds columns of a user's own; its history names the reward functions by their means."""
+    folder = write_trl(tmp_path, [trl_table(1, "45", [1.0, 0.0]).assign(seconds=[30.0, 20.0])])
+    history = [{"step": 1, "entropy": 0.5, "rewards/accuracy_reward/mean": 0.5, "rewards/accuracy_reward/std": 0.7}]
+    (folder / "checkpoint-1").mkdir()
+    state = folder / "checkpoint-1" / "trainer_state.json"
+    state.write_text(json.dumps({"log_history": history}), encoding="utf-8")
+    seen = read_rollouts_of(folder)
+    assert [response.reward for response in seen.responses] == [1.0, 0.0]
+    assert seen.metrics["rollout/entropy"] == {1: 0.5}
+
+
 def test_a_batch_that_trl_logs_again_is_counted_once(tmp_path: Path) -> None:
     """With steps_per_generation above the accumulated steps, TRL writes the same responses after each optimizer step."""
     write_trl(tmp_path, [trl_table(1, "4545", [1.0, 0.0, 1.0, 0.0]), trl_table(2, "4545", [1.0, 0.0, 1.0, 0.0])])
