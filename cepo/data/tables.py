@@ -336,7 +336,7 @@ def _text_part(local: LocalSource, kind: str, digests: Sequence[str]) -> _TextPa
     )
     key = _key(kind, digests)
     arguments = {"files": tuple(local.files), "within": local.within, "kind": kind}  # a list would be split
-    with cached("rows", key) as entry, _named_errors(local.files[0]):
+    with _named_errors(local.files[0]), cached("rows", key) as entry:
         dataset = library.Dataset.from_generator(
             text_rows,
             features=columns,
@@ -363,7 +363,7 @@ def _typed_part(file: Path, within: Path | None, kind: str, digest: str) -> _Typ
     pyarrow copies them. `Dataset.from_parquet` takes a path for a pattern, and holds a row group at once: all rows, in
     the files of pandas. A user's own Arrow file is copied too: were it mapped, to write it would change rows of the run.
     """
-    with cached("rows", _key(kind, [digest])) as entry, _named_errors(file):
+    with _named_errors(file), cached("rows", _key(kind, [digest])) as entry:
         copy = entry / "rows.arrow"
         if not copy.exists():
             with open_regular(file, within=within) as opened:
