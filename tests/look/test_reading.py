@@ -408,6 +408,12 @@ def test_a_last_line_without_its_line_feed_is_read(tmp_path: Path) -> None:
     assert len(read_rollouts_of(tmp_path).responses) == 2
 
 
+def test_empty_lines_are_passed_over(tmp_path: Path) -> None:
+    row = json.dumps({"prompt": "One?", "completion": "1", "reward": 1.0})
+    (tmp_path / "1.jsonl").write_text(f"\n{row}\n\r\n{row}\n\n", encoding="utf-8")
+    assert len(read_rollouts_of(tmp_path).responses) == 2
+
+
 def test_a_response_in_parts_is_read_whole(tmp_path: Path) -> None:
     """The parts of a turn are texts, or objects with a text."""
     rows = [plain(0, completion=["It ", {"type": "text", "text": "is 1."}], finished="yes")]
