@@ -380,10 +380,19 @@ def _write_copy(copy: Path, batches: Iterator[Any]) -> None:
     if first is None:
         raise DataError("it has no rows; accepted: at least one problem")
     schema = first.schema
+    features = datasets_library().Features
     try:
-        datasets_library().Features.from_arrow_schema(schema)
-    except Exception:  # what another version of `datasets` wrote about the columns
+        features.from_arrow_schema(schema)
+    except Exception:  # what another version of `datasets` wrote about the columns, or a type that it does not have
         schema = schema.remove_metadata()
+        for field in schema:
+            try:
+                features.from_arrow_schema(pyarrow.schema([field]))
+            except Exception as error:
+                raise DataError(
+                    f"column '{field.name}' has the type {field.type}, which rows cannot have; write it as text, or leave "
+                    "it out of the file"
+                ) from error
     with pyarrow.OSFile(str(copy), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
         for batch in chain([first], batches):
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))
