@@ -255,7 +255,7 @@ def test_a_column_of_a_type_that_rows_cannot_have_is_named(tmp_path: Path) -> No
     kind: Any = pyarrow.map_(pyarrow.string(), pyarrow.int64())
     table = pyarrow.table({"prompt": ["a"], "answer": ["1"], "tags": pyarrow.array([[("k", 1)]], kind)})
     source = write(tmp_path, "a.parquet", parquet_of(table))
-    with pytest.raises(ConfigError, match="column 'tags' has the type map<string, int64.*write it as text"):
+    with pytest.raises(ConfigError, match=r"column 'tags' has the type map<string, int64.*write it as text"):
         read_source(source)
 
 
