@@ -25,6 +25,8 @@ LARGEST_ASPECT_RATIO = 200
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """The accepted image formats; an MPO file is read as the JPEG file that it begins with. Pillow's other formats start
 programs (EPS: Ghostscript) or do not occur in data sets."""
+_ON_ITS_SIDE = (5, 6, 7, 8)
+"""The orientations in EXIF data that exchange width and height; others than 1 to 8 have no meaning."""
 _INVISIBLE = 2
 """A colour profile that changes no 8-bit value by more than this is taken for sRGB: its conversion would only round."""
 
@@ -152,7 +154,7 @@ def verify_image(value: object, image_dir: str | None, *, hosts: Collection[str]
         if is_jpeg:  # decoded as a whole, but at an eighth of its size
             image.draft(None, (1, 1))
         rgb = upright_rgb(image)
-        is_on_its_side = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+        is_on_its_side = image.getexif().get(ExifTags.Base.Orientation) in _ON_ITS_SIDE
     size = rgb.size
     if is_jpeg:
         size = (height, width) if is_on_its_side else (width, height)

@@ -336,7 +336,7 @@ def _text_part(local: LocalSource, kind: str, digests: Sequence[str]) -> _TextPa
     )
     key = _key(kind, digests)
     arguments = {"files": tuple(local.files), "within": local.within, "kind": kind}  # a list would be split
-    with cached("rows", key) as entry, _named_errors(local.files[0]):
+    with _named_errors(local.files[0]), cached("rows", key) as entry:
         dataset = library.Dataset.from_generator(
             text_rows,
             features=columns,
@@ -363,7 +363,7 @@ def _typed_part(file: Path, within: Path | None, kind: str, digest: str) -> _Typ
     pyarrow copies them. `Dataset.from_parquet` takes a path for a pattern, and holds a row group at once: all rows, in
     the files of pandas. A user's own Arrow file is copied too: were it mapped, to write it would change rows of the run.
     """
-    with cached("rows", _key(kind, [digest])) as entry, _named_errors(file):
+    with _named_errors(file), cached("rows", _key(kind, [digest])) as entry:
         copy = entry / "rows.arrow"
         if not copy.exists():
             with open_regular(file, within=within) as opened:
@@ -380,10 +380,19 @@ def _write_copy(copy: Path, batches: Iterator[Any]) -> None:
     if first is None:
         raise DataError("it has no rows; accepted: at least one problem")
     schema = first.schema
+    features = datasets_library().Features
     try:
-        datasets_library().Features.from_arrow_schema(schema)
-    except Exception:  # what another version of `datasets` wrote about the columns
+        features.from_arrow_schema(schema)
+    except Exception:  # what another version of `datasets` wrote about the columns, or a type that it does not have
         schema = schema.remove_metadata()
+        for field in schema:
+            try:
+                features.from_arrow_schema(pyarrow.schema([field]))
+            except Exception as error:
+                raise DataError(
+                    f"column '{field.name}' has the type {field.type}, which rows cannot have; write it as text, or leave "
+                    "it out of the file"
+                ) from error
     with pyarrow.OSFile(str(copy), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
         for batch in chain([first], batches):
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))

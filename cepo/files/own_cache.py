@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import hashlib
 import json
 import logging
@@ -130,11 +131,25 @@ def cached(kind: str, key: str) -> Generator[Path]:
             shutil.rmtree(entry, ignore_errors=True)
             _remove_unused(parent)
             entry.mkdir(mode=0o700, exist_ok=True)
-        yield entry
         if is_complete:
+            yield entry
             os.utime(entry)
-        else:
+            return
+        try:
+            yield entry
             _seal(entry)
+        except BaseException as error:
+            shutil.rmtree(entry, ignore_errors=True)  # half of an entry would keep a full disk full
+            if _is_of_full_disk(error) or _is_of_full_disk(error.__cause__):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(entry)) from error
+            raise
+
+
+def _is_of_full_disk(error: BaseException | None) -> bool:
+    """Returns whether a write failed for want of space. Such errors name no file; `shutil` lists several in one."""
+    if not isinstance(error, OSError):
+        return False
+    return error.errno in (errno.ENOSPC, errno.EDQUOT) or f"[Errno {errno.ENOSPC}]" in str(error)
 
 
 def _locked(file: Path) -> Any:

@@ -209,10 +209,13 @@ def objects_in(
 ) -> Iterator[tuple[Tree, int]]:
     """Yields the objects of an open file of JSON lines with the lengths of their lines; raises as `read_objects`.
 
-    `number` lines have been read before. With `reads_open_end`, a last line that lacks only its line feed is read too.
+    `number` lines have been read before. With `reads_open_end`, for files of other programs, a last line that lacks only its
+    line feed is read too, and empty lines are passed over.
     """
     while line := file.readline(LARGEST_LINE):
         number += 1
+        if reads_open_end and not line.strip():
+            continue
         has_open_end = not line.endswith(b"\n") and len(line) < LARGEST_LINE
         if has_open_end and not reads_open_end:
             return

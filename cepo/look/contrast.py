@@ -9,17 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from cepo.algorithms import Estimator, build_estimator, statistics
 from cepo.config import RunConfig, load_config
 from cepo.credit.agreement import FIRST_STEP, knowledge, signals_of
 from cepo.credit.resources import Scoring
-from cepo.data.images import open_image
+from cepo.data.images import load_rgb
 from cepo.data.prompts import ContextBuilder, Problem
 from cepo.errors import ConfigError, DataError
-from cepo.files.safe_files import LARGEST_IMAGE, read_bytes
 from cepo.models.processing import processing_of
 from cepo.report.credit_view import beliefs_of
 from cepo.report.html_page import Section
@@ -160,7 +158,7 @@ def _rollouts_of(groups: Sequence[ResponseGroup], session: Scoring, method: Esti
     problems: list[Problem] = []
     for number, group in enumerate(groups):
         first = group.responses[0]
-        images = [_image(name) for name in first.images]
+        images = [load_rgb(name, None) for name in first.images]  # whose paths `read_rollouts_of` has checked
         problems.append(
             Problem(
                 prompt_id=f"{first.step}.{number}",
@@ -187,10 +185,6 @@ def _rollouts_of(groups: Sequence[ResponseGroup], session: Scoring, method: Esti
         scores=[{"overall": response.reward} for response in responses],
         correct=torch.tensor([bool(response.right) for response in responses]),
     )
-
-
-def _image(name: str) -> Image.Image:
-    return open_image(read_bytes(Path(name), largest=LARGEST_IMAGE), formats=("PNG", "JPEG")).convert("RGB")
 
 
 def contrast_noise(batch: TokenBatch, delta: Tensor) -> ContrastNoise | None:

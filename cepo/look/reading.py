@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import pyarrow.parquet
 from cepo.errors import DataError, ForeignFileError, near_path
 from cepo.files.safe_files import (
     damaged_as,
+    hub_folder,
     objects_in,
     open_regular,
     read_json,
@@ -26,7 +27,7 @@ from cepo.files.safe_files import (
     require_within,
 )
 from cepo.files.trees import Fields
-from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of
+from cepo.look.rows import easyr1_rows, nemo_response, prime_response, require_names, response_of, traces_of
 from cepo.report.recorded_run import RunData
 from cepo.report.responses import RecordedResponse
 from cepo.report.run_responses import STEP_FILES, responses_of_step
@@ -73,6 +74,8 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     Raises `DataError`: nothing there is known, a file is damaged, or it is a pickle, which would run code when opened.
     """
     form, files = _recognised(place)
+    history = _history_beside(place) if form is TRL else []
+    read = partial(_rows, is_trls=True, functions=_reward_functions(history)) if form is TRL else form.read
     number_in_first = _number_in(files[0])
     most = max(1, min(most, _MOST_BYTES * number_in_first // max(1, files[0].stat().st_size)))
     chosen = files[:: max(1, math.ceil(number_in_first * len(files) / most))]
@@ -86,7 +89,7 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
     last_texts: list[str] = []
     for file in chosen:
         with damaged_as(file, f"cannot be read as rollouts of {form.name}"):
-            rows = list(itertools.islice(form.read(file), most))
+            rows = list(itertools.islice(read(file), most))
         of_file = [row for row in rows if row is not None]
         num_left_out += len(rows) - len(of_file)
         texts = [response.response for response in of_file]
@@ -108,7 +111,7 @@ def read_rollouts_of(place: Path, *, most: int = MOST_ROLLOUTS) -> SeenRollouts:
         form=form.name,
         num_files=len(files),
         responses=_completed(responses, place if place.is_dir() else place.parent),
-        metrics=_metrics_of(place, form),
+        metrics=trl_metrics(history) if form is TRL else _metrics_of(place, form),
         notes=notes,
         lacks=list(_lacking(responses)),
     )
@@ -134,8 +137,10 @@ def _recognised(place: Path) -> tuple[Form, list[Path]]:
         if form is OWN and not (place / METRICS_FILE).exists():
             continue
         files = sorted(place.rglob(form.pattern), key=lambda file: (_step_of(file), str(file)))
-        files = [file for file in files if file.name not in _NO_ROLLOUTS and file.stat().st_size]
+        files = [file for file in files if file.name not in _NO_ROLLOUTS and file.is_file() and file.stat().st_size]
         if files:
+            for file in files:  # of a stranger's folder, which must not bring another file onto a page
+                require_within(file, hub_folder(place))
             return _named(form, files[0]), files
     for file in sorted(place.iterdir()):
         _refuse_pickle(file)
@@ -160,7 +165,7 @@ def _named(form: Form, file: Path) -> Form:
         row, _ = next(objects_in(file, opened, reads_open_end=True), (None, 0))
     if row is None:
         raise DataError(f"{file} has no rows")
-    if "nodes" in row:
+    if row.keys() & {"nodes", "traces"}:
         return replace(form, name="prime-rl's rollouts")
     require_names(row, str(file))
     is_verls = {"input", "output", "score"} <= row.keys()
@@ -176,8 +181,9 @@ def _number_in(file: Path) -> int:
 
 
 def _step_of(file: Path) -> int:
-    """Returns the last number in a file's name, or in that of its folder; 0 without."""
-    for name in (file.stem, file.parent.name):
+    """Returns the last number in a file's name, or in that of its folder, or of a folder `step_<N>` around it; 0 without."""
+    folders = [folder.name for folder in file.parents if re.fullmatch(r"step_\d+", folder.name)]
+    for name in (file.stem, file.parent.name, *folders):
         numbers = re.findall(r"\d+", name)
         if numbers:
             return int(numbers[-1])
@@ -189,7 +195,8 @@ def _lines(of_row: Callable[[Fields, int], RecordedResponse | None], file: Path)
     step = _step_of(file)
     with open_regular(file) as opened:
         for row, _ in objects_in(file, opened, reads_open_end=True):
-            yield of_row(row, step)
+            for trace in traces_of(row):
+                yield of_row(trace, step)
 
 
 def _line(row: Fields, step: int) -> RecordedResponse | None:
@@ -201,10 +208,11 @@ def _easyr1(file: Path) -> Iterator[RecordedResponse | None]:
         yield response_of(row, row["step"])
 
 
-def _rows(file: Path, *, is_trls: bool) -> Iterator[RecordedResponse | None]:
+def _rows(file: Path, *, is_trls: bool, functions: Collection[str] = ()) -> Iterator[RecordedResponse | None]:
     """Yields the responses of a Parquet file, which is read without its columns of lists of numbers, which are long.
 
-    Of TRL's, every column of floats but the advantage is a reward function's; others have the names of JSON lines.
+    Of TRL's, the columns of reward functions are those named in `functions`; if none is, every column of floats but the
+    advantage. Others have the names of JSON lines.
     """
     step = _step_of(file)
     with open_regular(file) as opened:
@@ -215,6 +223,7 @@ def _rows(file: Path, *, is_trls: bool) -> Iterator[RecordedResponse | None]:
             floats = [
                 field.name for field in schema if pyarrow.types.is_floating(field.type) and field.name != "advantage"
             ]
+            floats = [name for name in floats if name in functions] or floats
             if not is_trls:
                 require_names(dict.fromkeys(schema.names), str(file))
             for batch in content.iter_batches(batch_size=1_000, columns=names, use_threads=False):
@@ -236,6 +245,7 @@ FORMS = (
     TRL,
     Form(name="NeMo-RL's training data", pattern="train_data_step*.jsonl", read=partial(_lines, nemo_response)),
     Form(name="EasyR1's generations", pattern="generations*.log", read=_easyr1),
+    replace(LINES, name="prime-rl's rollouts", pattern="step_*/train/effective/traces.jsonl"),
     replace(LINES, name="prime-rl's rollouts", pattern="train_rollouts.jsonl"),
     LINES,
     Form(name="a Parquet table", pattern="*.parquet", read=partial(_rows, is_trls=False)),
@@ -272,7 +282,7 @@ def _completed(responses: Sequence[RecordedResponse], folder: Path) -> list[Reco
 def _image_in(folder: Path, name: str) -> str | None:
     """Returns the path of an image; None outside the folder: a row that a stranger wrote must not bring a file onto a page."""
     try:
-        path = require_within(folder / name, folder)
+        path = require_within(folder / name, hub_folder(folder))
     except ForeignFileError:
         return None
     return str(path) if path.is_file() else None
@@ -308,17 +318,27 @@ _TRL_NAMES = {
 
 
 def _metrics_of(place: Path, form: Form) -> dict[str, dict[int, float]]:
-    """Returns the metrics that lie beside the rollouts, under the names of a run of cepo: of TRL, in its last checkpoint."""
-    folder = place if place.is_dir() else place.parent
-    if form is OWN:
-        return RunData(folder=folder, rows=read_metrics(folder), config={}).curves
-    if form is not TRL:
+    """Returns the metrics that lie beside the rollouts of a run of cepo."""
+    if form is not OWN:
         return {}
+    folder = place if place.is_dir() else place.parent
+    return RunData(folder=folder, rows=read_metrics(folder), config={}).curves
+
+
+def _history_beside(place: Path) -> list[Fields]:
+    """Returns the `log_history` of TRL's last checkpoint; an empty one without any."""
+    folder = place if place.is_dir() else place.parent
     run = folder.parent if folder.name == "completions" else folder
     checkpoints = sorted(run.glob("checkpoint-*/"), key=_step_of)
     states = [folder / "trainer_state.json" for folder in checkpoints]
     present = [state for state in states if state.is_file()]
-    return trl_metrics(_history(present[-1])) if present else {}
+    return _history(present[-1], within=run) if present else []
+
+
+def _reward_functions(history: Iterable[Fields]) -> set[str]:
+    """Returns the names of the reward functions whose means TRL has logged."""
+    matches = [re.fullmatch(r"rewards/(.+)/mean", name) for row in history for name in row]
+    return {match[1] for match in matches if match is not None}
 
 
 def trl_metrics(history: Iterable[Fields]) -> dict[str, dict[int, float]]:
@@ -332,6 +352,6 @@ def trl_metrics(history: Iterable[Fields]) -> dict[str, dict[int, float]]:
     return metrics
 
 
-def _history(file: Path) -> list[Fields]:
+def _history(file: Path, *, within: Path) -> list[Fields]:
     with damaged_as(file, "is no trainer state"):
-        return [row for row in read_json(file, dict)["log_history"] if "step" in row]
+        return [row for row in read_json(file, dict, within=hub_folder(within))["log_history"] if "step" in row]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -23,7 +24,12 @@ _JUDGES_ANSWER = re.compile(r"(?:.*_)?(?:acc|accuracy|correct|correctness|right)
 _GROUP = ("group_id", "prompt_id", "uid", "example_id", "group")
 _LENGTH = ("num_tokens", "response_length", "completion_length")
 _CHATML = re.compile(r"<\|im_(?:start|end)\|>")
-_TURNS = re.compile(r"\A(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n?(?:<think>\n?)?\Z", re.DOTALL)
+_TURNS = re.compile(
+    r"\A(?:system\n(?P<system>.*?)\n)?user\n(?P<user>(?:(?!\n(?:user|assistant)\n).)*)(?:\nassistant\n?(?:<think>\n?)?)?\Z",
+    re.DOTALL,
+)
+_LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
+"""What ends a trace of prime-rl, if it is a limit."""
 _ENVIRONMENT = "Environment:"
 """With which the turns of NeMo-RL's built-in environments begin."""
 _VERLS_KEY = re.compile(r"(?P<prompt>(?P<padding>pad)?[0-9a-f-]{32,36})_\d+_\d+\Z")
@@ -99,8 +105,23 @@ def nemo_response(row: Fields, step: int) -> RecordedResponse | None:
     )
 
 
+def traces_of(row: Fields) -> Sequence[Fields]:
+    """Returns the traces of an episode that prime-rl wrote, but for those of frozen agents; of any other row itself."""
+    if "traces" not in row:
+        return [row]
+    group = row.get("group") or {}
+    traces: list[Fields] = []
+    for trace in row["traces"]:
+        if trace.get("agent", {}).get("trainable", True):
+            traces.append({"group_id": group.get("id"), **trace})
+    return traces or [{"nodes": []}]
+
+
 def prime_response(row: Fields, step: int) -> RecordedResponse | None:
-    """Returns the response of a trace that prime-rl wrote, of its last branch; None if it failed, or has no response."""
+    """Returns the response of a trace that prime-rl wrote, of its last branch; None if it failed, or has no response.
+
+    A reward is a number, or since July 2026 a score with its weight.
+    """
     nodes: Sequence[Fields] = row["nodes"]
     if row.get("errors") or not nodes:
         return None
@@ -108,28 +129,53 @@ def prime_response(row: Fields, step: int) -> RecordedResponse | None:
     place: int | None = len(nodes) - 1
     while place is not None and len(branch) < len(nodes):
         branch.append(nodes[place])
-        place = nodes[place]["parent"]
+        place = nodes[place].get("parent")
     branch.reverse()
     first = next((number for number, node in enumerate(branch) if node["sampled"]), None)
     if first is None:
         return None
     messages = [node["message"] for node in branch]
-    rewards: Fields = row.get("rewards") or {}
-    scores = {name: number for name, score in rewards.items() if (number := _number(score)) is not None}
+    scores: dict[str, float] = {}
+    weighted: list[float] = []
+    for name, reward in (row.get("rewards") or {}).items():
+        fields: Fields = reward if is_dict(reward) else {"score": reward}
+        score = _number(fields.get("score"))
+        if score is not None:
+            scores[name] = score
+            weighted.append(score * fields.get("weight", 1.0))
+    task = row.get("task")
+    data = task.get("data") if is_dict(task) else None
+    num_tokens = sum(sum(node.get("mask") or ()) for node in branch)
+    log_probs = [number for node in branch for number in node.get("logprobs") or ()]
     flat: Tree = {
         **{name: row[name] for name in (*_GROUP, "is_truncated") if name in row},
         "prompt": messages[:first],
         "response": messages[first:],
-        "reward": _first(row, ("reward",), math.fsum(scores.values())),
+        "reward": _first(row, ("reward",), math.fsum(weighted) if weighted else None),
         "acc": _score_of_answer(scores),
+        "num_tokens": num_tokens or None,
+        "answer": data.get("answer") if is_dict(data) else None,
     }
-    return response_of(flat, step)
+    if "calls" in row:
+        flat["is_truncated"] = _is_truncated(row)
+    response = response_of(flat, step)
+    return None if response is None else replace(response, surprise=_mean(-numpy.asarray(log_probs, dtype=float)))
+
+
+def _is_truncated(trace: Fields) -> bool:
+    """Returns whether a limit ended a trace of prime-rl, or its last response."""
+    if trace.get("stop_condition") in _LIMITS:
+        return True
+    reasons = [call.get("finish_reason") for call in trace["calls"] if not call.get("error")]
+    return reasons[-1:] == ["length"]
 
 
 def text_of(value: object) -> str:
     """Returns a text, or the texts of a conversation or a turn's parts: of several turns each after the name of its role."""
     if is_dict(value):
-        return text_of(value.get("content") or value.get("text"))
+        said = text_of(value.get("content") or value.get("text"))
+        thought = value.get("reasoning_content")
+        return f"{thought}\n{said}" if thought else said
     if not is_list(value):
         return "" if value is None else str(value)
     turns = [part for part in value if is_dict(part) and "role" in part]
@@ -139,7 +185,10 @@ def text_of(value: object) -> str:
 
 
 def question_of(prompt: str) -> str:
-    """Returns the user's text of a prompt that a chat template of the ChatML family rendered, else the whole prompt."""
+    """Returns the user's text of a prompt of one turn, as `text_of` or a chat template of the ChatML family wrote it.
+
+    Returns the whole prompt if it has other turns.
+    """
     turns = _TURNS.match(_CHATML.sub("", prompt).strip() + "\n")
     return (prompt if turns is None else turns["user"]).strip()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import cepo
-from cepo.config.paths import find_path
+from cepo.config.paths import HUB_NAME, find_path
 from cepo.errors import CheckpointError, ConfigError
 from cepo.files.safe_files import irregular_file
 from cepo.files.trees import Fields, is_mapping
@@ -18,6 +19,7 @@ from cepo.report.recorded_run import RunData, load_run
 from cepo.report.summary import accuracies, summary_rows
 from cepo.run_folder.environment import read_environment
 from cepo.run_folder.layout import CHECKPOINT_PREFIX, CONFIG_FILE, METRICS_FILE
+from cepo.terminal.lines import without_controls
 
 CARD_FILE = "README.md"
 CURVES_FILE = "curves.png"
@@ -27,6 +29,8 @@ _SETTINGS_NAMED = """
     worker.rollout.n worker.rollout.temperature worker.reward.reward_function
 """.split()  # noqa: SIM905
 """The settings that the card names; `config.yaml` beside it has all."""
+_MARKUP = re.compile(r"[\\`*\[\]<>&|!]")
+"""Characters with which Markdown and HTML begin or end links, images, tags and cells."""
 _VERSIONS_NAMED = ("cepo", "torch", "transformers", "peft", "vllm")
 
 
@@ -131,8 +135,8 @@ def write_card(actor: Path, folder: Path, *, base_model: str | None, adapter: st
     weights = "Weights" if adapter is None else "A LoRA adapter"
     parts = [
         _front_matter(run, base_model, adapter),
-        f"# {run.name}",
-        f"{weights} of {_public(base_model) or 'a model'}, trained with [cepo](https://arxiv.org/abs/2605.19436) "
+        f"# {_plain(run.name)}",
+        f"{weights} of {_plain(_public(base_model) or 'a model')}, trained with [cepo](https://arxiv.org/abs/2605.19436) "
         f"{cepo.__version__}{stage}.",
         "" if adapter is None else f"The adapter is in `{adapter}`, in PEFT's format.",
         _section("Result", ((kind.label, f"{kind.last}, {kind.change}") for kind in accuracies(run))),
@@ -151,15 +155,14 @@ def write_card(actor: Path, folder: Path, *, base_model: str | None, adapter: st
 def _front_matter(run: RunData, base_model: str | None, adapter: str | None) -> str:
     from huggingface_hub import ModelCardData
 
-    data = _public(run.setting("data.train_files"))
-    datasets = None
-    if data and "/" in data:  # a hub name
-        datasets = [data.partition("@")[0]]
+    sources = [part.partition("@")[0] for part in (_public(run.setting("data.train_files")) or "").split(", ")]
+    datasets = [name for name in sources if HUB_NAME.fullmatch(name)]
+    is_on_hub = base_model is not None and HUB_NAME.fullmatch(base_model) and not _is_local(base_model)
     card = ModelCardData(
         library_name="transformers" if adapter is None else "peft",
         tags=["cepo", "reinforcement-learning", run.estimator],
-        base_model=None if base_model is None or _is_local(base_model) else base_model,
-        datasets=datasets,
+        base_model=base_model if is_on_hub else None,
+        datasets=datasets or None,
     )
     return f"---\n{card.to_yaml()}\n---"
 
@@ -187,7 +190,12 @@ def _cell(value: object) -> str:
     text = str(value)
     if text.startswith("/"):
         text = Path(text).name
-    return " ".join(text.replace("|", "\\|").split())
+    return _plain(text)
+
+
+def _plain(text: str) -> str:
+    """Returns a text in one line as Markdown that shows it as it is: a run's records may be a stranger's."""
+    return _MARKUP.sub(r"\\\g<0>", without_controls(" ".join(text.split())))
 
 
 def _public(name: object) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cepo.data.images import open_image
+from cepo.data.images import open_image, upright_rgb
 from cepo.files.safe_files import damaged_as
 
 Side = Literal["more", "less", "unmeasured"]
@@ -18,6 +18,7 @@ Side = Literal["more", "less", "unmeasured"]
 _NAMES_OF_INVISIBLE = {"\n": "↵\n", "\t": "⇥"}
 _INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _EMPTY = "∅"
+_SHOWN_AS_THEY_ARE = ("png", "jpeg")
 _LARGEST_SIDE = 640
 
 
@@ -99,14 +100,18 @@ def response_title(right: bool | None, reward: float, *, step: int | None = None
 
 
 def data_uri(content: bytes) -> str:
-    """Returns a PNG or JPEG image as a data URI, reduced to 640 pixels; raises `DataError` if it cannot be decoded."""
-    image = open_image(content, formats=("PNG", "JPEG"))
-    kind = "png"
-    if max(image.size) > _LARGEST_SIDE:
-        smaller = io.BytesIO()
+    """Returns an image as a data URI: PNG and JPEG as they are up to 640 pixels, all else upright, in sRGB and reduced to them.
+
+    Raises `DataError` if it cannot be decoded.
+    """
+    image = open_image(content)
+    kind = str(image.format).lower()
+    if kind not in _SHOWN_AS_THEY_ARE or max(image.size) > _LARGEST_SIDE:
+        reduced = io.BytesIO()
         with damaged_as(Path("an image of the run"), "cannot be decoded"):
+            image = upright_rgb(image)
             image.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE))
-            image.save(smaller, format="WEBP", quality=80)
-        content = smaller.getvalue()
+            image.save(reduced, format="WEBP", quality=80)
+        content = reduced.getvalue()
         kind = "webp"
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

@@ -192,6 +192,13 @@ class CheckpointStore:
                 return path
             logger.warning("%s is damaged (%s) and is left out", path, damage)
             is_damaged = True
+        for path in self.folder.glob(f"{CHECKPOINT_PREFIX}*"):
+            if path.is_symlink():
+                logger.warning(
+                    "%s is a link, which no run writes, and is left out; trainer.load_checkpoint_path=%s goes on from it",
+                    path,
+                    path,
+                )
         if is_damaged and after < 0:
             logger.warning("%s has no intact checkpoint: the run starts from its model again", self.folder)
         return None

@@ -114,6 +114,7 @@ def test_an_orientation_that_does_not_exist_turns_nothing(orientation: int) -> N
     assert np.array_equal(pixels(encoded(PHOTO, exif=data)), np.asarray(PHOTO))
     with_exif_and_xmp = encoded(PHOTO, "WEBP", lossless=True, exif=data, xmp=described(6))
     assert np.array_equal(pixels(with_exif_and_xmp), np.asarray(PHOTO))
+    assert verify_image(encoded(PHOTO, "JPEG", exif=data), None) == PHOTO.size, "by which its tokens are counted"
 
 
 def test_exif_data_cut_anywhere_count_for_none_or_are_read() -> None:

@@ -250,6 +250,15 @@ def test_a_cell_without_a_text_is_a_bad_row(tmp_path: Path, values: Any) -> None
     require_faults(read_source(source), ["accepted: text or a number"] * 2)
 
 
+def test_a_column_of_a_type_that_rows_cannot_have_is_named(tmp_path: Path) -> None:
+    """Spark and DuckDB write maps. The column's own name was in no message of the library's."""
+    kind: Any = pyarrow.map_(pyarrow.string(), pyarrow.int64())
+    table = pyarrow.table({"prompt": ["a"], "answer": ["1"], "tags": pyarrow.array([[("k", 1)]], kind)})
+    source = write(tmp_path, "a.parquet", parquet_of(table))
+    with pytest.raises(ConfigError, match=r"column 'tags' has the type map<string, int64.*write it as text"):
+        read_source(source)
+
+
 def test_classes_and_nested_json_are_read_by_the_files_features(tmp_path: Path) -> None:
     """-1 is the datasets library's missing class; a class in a list or a struct has its name too."""
     kind = datasets.ClassLabel(names=["yes", "no"])

@@ -8,6 +8,8 @@ import logging
 import multiprocessing
 import os
 import random
+import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 from isolation import own_caches
 
+from cepo.errors import unusable_place
 from cepo.files import own_cache
 from cepo.files.own_cache import cached, has_entry, own_folder
 from cepo.run_folder.own_records import is_own_record, remember_own_record
@@ -46,6 +49,33 @@ def test_an_entry_is_made_once() -> None:
     assert has_entry("rows", KEY)
     assert write("second").read_text() == "first"
     assert write("third", key="cd" * 16).read_text() == "third"
+
+
+_FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def _fails(error: Exception, cause: Exception | None) -> None:
+    with cached("rows", KEY) as entry:
+        (entry / "half").write_text("half")
+        raise error from cause
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        pytest.param(_FULL, None, id="of a write, which names no file"),
+        pytest.param(RuntimeError("while generating"), _FULL, id="wrapped by datasets"),
+        pytest.param(shutil.Error([("a", "b", str(_FULL))]), None, id="of copying a folder"),
+    ],
+)
+def test_a_full_disk_is_named_and_not_kept_full(error: Exception, cause: Exception | None) -> None:
+    """Half of an entry would be of no use."""
+    entry = own_cache.cache_folder("rows") / KEY
+    with pytest.raises(OSError, match=re.escape(str(entry))) as caught:
+        _fails(error, cause)
+    assert "XDG_CACHE_HOME" in (unusable_place(caught.value) or "")
+    assert not entry.exists()
+    assert write("whole").read_text() == "whole"
 
 
 def test_a_flipped_bit_is_seen_wherever_it_is() -> None:

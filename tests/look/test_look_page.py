@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,7 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from image_files import encoded
 from json_files import write_lines
+from PIL import ExifTags, Image
 
 from cepo.commands.cli import main
 from cepo.errors import DataError
@@ -90,6 +95,20 @@ def test_no_text_of_a_response_becomes_markup(tmp_path: Path) -> None:
     for tag in ("script", "img"):
         assert hostile.tags.count(tag) == harmless.tags.count(tag)
     assert HOSTILE in "".join(hostile.texts)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "TIFF"])
+def test_images_of_the_formats_of_data_sets_are_shown_upright(tmp_path: Path, kind: str) -> None:
+    """700 x 350 pixels that lie on their side become 320 x 640."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    options = {} if kind == "GIF" else {"exif": exif.tobytes()}
+    (tmp_path / "figure").write_bytes(encoded(Image.new("RGB", (700, 350), "red"), kind, **options))
+    rows = [{"prompt": "One?", "completion": text, "reward": 1.0, "images": ["figure"]} for text in "12"]
+    page = page_of(write_lines(tmp_path / "rows.jsonl", rows)).read_text(encoding="utf-8")
+    (content,) = set(re.findall(r"data:image/webp;base64,([A-Za-z0-9+/=]+)", page))
+    shown = Image.open(io.BytesIO(base64.b64decode(content)))
+    assert shown.size == ((640, 320) if kind == "GIF" else (320, 640))
 
 
 def test_single_responses_are_no_dead_groups(tmp_path: Path) -> None:

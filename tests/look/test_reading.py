@@ -69,6 +69,18 @@ def test_the_reward_function_of_answers_tells_the_verdict(tmp_path: Path) -> Non
     ]
 
 
+def test_a_number_that_a_reward_function_logs_is_no_reward(tmp_path: Path) -> None:
+    """TRL's `log_extra` adds columns of a user's own; its history names the reward functions by their means."""
+    folder = write_trl(tmp_path, [trl_table(1, "45", [1.0, 0.0]).assign(seconds=[30.0, 20.0])])
+    history = [{"step": 1, "entropy": 0.5, "rewards/accuracy_reward/mean": 0.5, "rewards/accuracy_reward/std": 0.7}]
+    (folder / "checkpoint-1").mkdir()
+    state = folder / "checkpoint-1" / "trainer_state.json"
+    state.write_text(json.dumps({"log_history": history}), encoding="utf-8")
+    seen = read_rollouts_of(folder)
+    assert [response.reward for response in seen.responses] == [1.0, 0.0]
+    assert seen.metrics["rollout/entropy"] == {1: 0.5}
+
+
 def test_a_batch_that_trl_logs_again_is_counted_once(tmp_path: Path) -> None:
     """With steps_per_generation above the accumulated steps, TRL writes the same responses after each optimizer step."""
     write_trl(tmp_path, [trl_table(1, "4545", [1.0, 0.0, 1.0, 0.0]), trl_table(2, "4545", [1.0, 0.0, 1.0, 0.0])])
@@ -217,6 +229,92 @@ def test_prime_rls_traces_are_read_along_their_last_branch(tmp_path: Path) -> No
     assert response.right is True
 
 
+def prime_episode(step: int, score: float, *, group: str, failed: bool = False) -> dict[str, Any]:
+    """An episode by the rules of prime-rl's `FileMonitor.log_episodes`, which leaves out what is None.
+
+    From github.com/PrimeIntellect-ai/prime-rl, Apache-2.0, commit 559b4477 of 2026-08-21, src/prime_rl/monitors/file.py, and
+    `Episode` and `Trace` in verifiers/v1 of github.com/PrimeIntellect-ai/verifiers, MIT, commit a60a606e.
+    """
+    nodes = [
+        {"message": {"role": "system", "content": "Be brief."}, "sampled": False, "token_ids": [1], "mask": [False]},
+        {
+            "parent": 0,
+            "message": {"role": "user", "content": "One?"},
+            "sampled": False,
+            "token_ids": [2],
+            "mask": [False],
+        },
+        {
+            "parent": 1,
+            "message": {"role": "assistant", "content": "It is 1.", "reasoning_content": "One is 1."},
+            "sampled": True,
+            "token_ids": [3, 4, 5],
+            "mask": [False, True, True],
+            "logprobs": [-0.5, -1.5],
+        },
+    ]
+    trace = {
+        "task": {"type": "Sums", "data": {"answer": "1"}},
+        "agent": {"name": "solver", "trainable": True},
+        "nodes": nodes,
+        "calls": [{"node": 2, "finish_reason": "length"}],
+        "rewards": {"correct_answer": {"score": score, "weight": 2.0}, "style": {"score": 1.0, "weight": 0.25}},
+        "ok": True,
+        "errors": [],
+    }
+    judge = trace | {"agent": {"name": "judge", "trainable": False}, "rewards": {}}
+    run = {"type": "train", "id": "r", "work": {"type": "train", "step": step}}
+    return {
+        "group": {"id": group},
+        "run": run,
+        "ok": not failed,
+        "errors": [],
+        "traces": [] if failed else [trace, judge],
+    }
+
+
+def test_prime_rls_episodes_are_read_of_what_was_trained(tmp_path: Path) -> None:
+    """Since July 2026 it writes train and eval, all and effective rollouts; in each the rewards have their weights."""
+    for kind in ("train/all", "train/effective", "eval/effective"):
+        for step in (2, 10):
+            episodes = [prime_episode(step, score, group=group) for group in "ab" for score in (1.0, 0.0)]
+            write_lines(tmp_path / "rollouts" / f"step_{step}" / kind / "traces.jsonl", episodes)
+    with (tmp_path / "rollouts" / "step_2" / "train" / "effective" / "traces.jsonl").open("a") as file:
+        file.write(json.dumps(prime_episode(2, 0.0, group="b", failed=True)) + "\n")
+    seen = read_rollouts_of(tmp_path)
+    assert seen.form == "prime-rl's rollouts"
+    assert [response.step for response in seen.responses] == [2] * 4 + [10] * 4
+    assert [response.reward for response in seen.responses[:4]] == [2.25, 0.25, 2.25, 0.25]
+    assert [response.right for response in seen.responses[:2]] == [True, False]
+    first = seen.responses[0]
+    assert (first.prompt, first.response, first.ground_truth) == ("One?", "One is 1.\nIt is 1.", "1")
+    assert (first.length, first.surprise, first.finished) == (2, 1.0, False)
+    assert [len(of_prompt.responses) for of_prompt in groups_of(seen.responses)] == [2, 2, 2, 2]
+    assert seen.notes == ["1 rows are left out: they have no response or no reward, failed, or fill a batch."]
+    alone = read_rollouts_of(tmp_path / "rollouts" / "step_10" / "eval" / "effective" / "traces.jsonl")
+    assert [response.step for response in alone.responses] == [10] * 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"),
+    [
+        pytest.param(
+            [*message("system", "Be brief."), *message("user", "One?")], "One?", id="a system's and a user's turn"
+        ),
+        pytest.param(
+            [*message("user", "One?"), *message("assistant", "1"), *message("user", "Two?")],
+            "user\nOne?\nassistant\n1\nuser\nTwo?",
+            id="turns of a conversation",
+        ),
+    ],
+)
+def test_the_question_of_a_conversation_is_the_users_turn(tmp_path: Path, prompt: object, shown: str) -> None:
+    """The contrast's model would read the system's text, and both roles, as the user's own words."""
+    write_lines(tmp_path / "1.jsonl", [{"prompt": prompt, "completion": message("assistant", "1"), "reward": 1.0}])
+    (response,) = read_rollouts_of(tmp_path).responses
+    assert response.prompt == shown
+
+
 def test_easyr1s_log_of_generations_is_read_by_validation(tmp_path: Path) -> None:
     entry = "[prompt] user\nOne?\nassistant\n\n[output] It is\n[1].\n[ground_truth] 1\n[score] {}\n\n"
     (tmp_path / "generations.log").write_text(entry.format(0.0) + entry.format("1.0"), encoding="utf-8")
@@ -310,12 +408,43 @@ def test_a_last_line_without_its_line_feed_is_read(tmp_path: Path) -> None:
     assert len(read_rollouts_of(tmp_path).responses) == 2
 
 
+def test_empty_lines_are_passed_over(tmp_path: Path) -> None:
+    row = json.dumps({"prompt": "One?", "completion": "1", "reward": 1.0})
+    (tmp_path / "1.jsonl").write_text(f"\n{row}\n\r\n{row}\n\n", encoding="utf-8")
+    assert len(read_rollouts_of(tmp_path).responses) == 2
+
+
 def test_a_response_in_parts_is_read_whole(tmp_path: Path) -> None:
     """The parts of a turn are texts, or objects with a text."""
     rows = [plain(0, completion=["It ", {"type": "text", "text": "is 1."}], finished="yes")]
     (response,) = read_rollouts_of(write_lines(tmp_path / "rows.jsonl", rows)).responses
     assert response.response == "It is 1."
     assert response.finished is None, "a text is no truth value"
+
+
+def test_a_link_brings_no_other_file_onto_a_page(tmp_path: Path) -> None:
+    """A link into the folder is a name of its file; one that leads nowhere is no file; one that leads out is refused."""
+    row = {"prompt": "What is 2 + 2?", "completion": "It is 4.", "reward": 1.0}
+    secret = write_lines(tmp_path / "secret.jsonl", [row])
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    write_lines(folder / "1.jsonl", [row])
+    (folder / "2.jsonl").symlink_to(folder / "gone.jsonl")
+    assert len(read_rollouts_of(folder).responses) == 1
+    (folder / "3.jsonl").symlink_to(secret)
+    with pytest.raises(DataError, match="lies outside of"):
+        read_rollouts_of(folder)
+    assert len(read_rollouts_of(folder / "3.jsonl").responses) == 1  # which the user has named
+
+
+def test_a_link_brings_no_other_metrics_onto_a_page(tmp_path: Path) -> None:
+    folder = write_trl(tmp_path / "run", [trl_table(1, "45", [1.0, 0.0])])
+    state = tmp_path / "trainer_state.json"
+    state.write_text(json.dumps({"log_history": [{"step": 1, "entropy": 0.5}]}), encoding="utf-8")
+    (folder / "checkpoint-1").mkdir()
+    (folder / "checkpoint-1" / "trainer_state.json").symlink_to(state)
+    with pytest.raises(DataError, match="lies outside of"):
+        read_rollouts_of(folder)
 
 
 def test_a_file_that_a_trainer_has_only_opened_is_passed_over(tmp_path: Path) -> None:

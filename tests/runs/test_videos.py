@@ -236,6 +236,21 @@ def test_a_playlist_opens_no_other_file(tmp_path: Path, name: str) -> None:
             read(value, folder)
 
 
+def test_a_path_like_a_protocol_opens_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg takes `concat:/other/file` for the other file, also where a stranger's folder has a file of this name."""
+    secret = tmp_path / "private" / "secret.avi"
+    secret.parent.mkdir()
+    secret.write_bytes(video_of(Image.new("RGB", (64, 64), "red"), 8, form="avi"))
+    data = tmp_path / "data"
+    own = data / f"concat:{secret}"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(video_of(Image.new("RGB", (64, 64), "blue"), 8, form="avi"))
+    monkeypatch.chdir(data)
+    for folder in (None, "."):
+        red, _, blue = load_video(f"concat:{secret}", ImageRules(image_dir=folder), fps=2.0, factor=32).frames[0, 0, 0]
+        assert blue > 200 > 50 > red
+
+
 def transformers_inputs(processing: Processing, videos: Sequence[Video], images: Sequence[Image.Image]) -> Any:
     """What the model's own processor makes of `QUESTION`."""
     parts: list[dict[str, str]] = []

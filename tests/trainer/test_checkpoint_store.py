@@ -88,6 +88,17 @@ def test_a_run_without_an_intact_checkpoint_starts_again(tmp_path: Path, caplog:
     assert starts_again in caplog.text
 
 
+def test_a_checkpoint_behind_a_link_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was moved to a larger disk: the run must not start from its model without a word."""
+    store = CheckpointStore(tmp_path / "run", keep=2, identity={})
+    moved = store.save(TrainerState(step=2), WEIGHTS).rename(tmp_path / "moved")
+    link = tmp_path / "run" / "global_step_2"
+    link.symlink_to(moved)
+    assert store.find_last() is None
+    assert f"{link} is a link" in caplog.text
+    assert store.read(link).step == 2
+
+
 @pytest.mark.parametrize("left_behind", [".global_step_2.partial", "global_step_2"])
 def test_a_killed_write_in_use_does_not_stop_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left_behind: str
