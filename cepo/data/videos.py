@@ -67,9 +67,8 @@ def _playable(value: object, image_dir: str | None, name: str) -> str | io.Bytes
         size_of(file, within=image_dir)
     except ForeignFileError as error:
         raise DataError(f"{name} {error.fault}") from error
-    return str(
-        file.absolute()
-    )  # a relative path could begin like the name of a protocol of FFmpeg: "concat:/other/file"
+    # A relative path could begin like the name of a protocol of FFmpeg: "concat:/other/file".
+    return str(file.absolute())
 
 
 def _of_images(values: Sequence[object], rules: ImageRules, fps: float, factor: int) -> Video:
