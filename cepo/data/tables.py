@@ -351,8 +351,8 @@ def _text_part(local: LocalSource, kind: str, digests: Sequence[str]) -> _TextPa
             part.row(0, None)
         except DataError as error:
             raise ConfigError(
-                f"data file {local.files[0]} has no readable row: {error}. Accepted: text in UTF-8, in JSON one object in each "
-                "line or one array of objects; unpack an archive first"
+                f"data file {local.files[0]} has no readable row: {error}. Accepted: text in UTF-8 (in Excel: save as CSV "
+                "UTF-8), in JSON one object in each line or one array of objects; unpack an archive first"
             ) from error
     return part
 

@@ -152,7 +152,10 @@ def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:
     except csv.Error as error:
         fault = f"is not valid CSV ({error})"
     except UnicodeEncodeError:
-        fault = "is not text in UTF-8"
+        fault = "is not text in UTF-8 (in Excel: save as CSV UTF-8)"
+        names = []
+    if names and names[0].startswith("sep="):
+        fault = "is Excel's note of the separator; delete this line"
         names = []
     double = next((name for name in names if name and names.count(name) > 1), None)
     if double is not None:

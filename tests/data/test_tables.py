@@ -171,6 +171,20 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, ending: str, content:
         read_source(write(tmp_path, f"a.{ending}", content))
 
 
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (GOOD.encode("utf-16"), "save as CSV UTF-8"),
+        ("prompt,answer\ncaf\u00e9,1\n".encode("cp1252"), "save as CSV UTF-8"),
+        (b"sep=,\nprompt,answer\nq,1\n", "delete this line"),
+    ],
+    ids=["UTF-16", "Windows-1252", "Excel's separator"],
+)
+def test_a_file_of_excels_is_refused_with_the_way_out(tmp_path: Path, content: bytes, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        read_source(write(tmp_path, "a.csv", content))
+
+
 def test_a_file_that_changed_under_the_same_time_is_read_anew(tmp_path: Path) -> None:
     for answer in ("old", "new"):
         source = write(tmp_path, "a.jsonl", json.dumps({"prompt": "q", "answer": answer}))
