@@ -251,6 +251,10 @@ class CheckpointStore:
                 changes.append(f"{key}: was {json.dumps(written[key])}, is {json.dumps(value)}")
         return changes
 
+    def is_validated(self, folder: Path) -> bool:
+        """Returns whether the weights of a checkpoint had been validated when it was written."""
+        return _state(folder).get("val_reward_score") is not None
+
     def _whole(self) -> dict[int, Path]:
         folders = checkpoint_folders(self.folder)
         return {step: path for step, path in folders.items() if (path / STATE_FILE).is_file()}

@@ -93,9 +93,11 @@ class RunPolicy:
         anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts a new run"
         if self.state.step >= total_steps and not self._settings.val_only:
             if not changes:
-                raise RunFinishedError(
-                    f"{checkpoint}: all {total_steps} steps of this run are done; raise trainer.max_steps to add steps"
-                )
+                ending = "raise trainer.max_steps to add steps"
+                validates = self._settings.val_freq > 0 or self._settings.val_before_train
+                if validates and not self.store.is_validated(checkpoint):
+                    ending += ". It ended before its last validation, which trainer.val_only=true makes"
+                raise RunFinishedError(f"{checkpoint}: all {total_steps} steps of this run are done; {ending}")
             raise CheckpointError(
                 f"all {total_steps} steps of this run are done ({checkpoint}), so these changes would train nothing:{listed}\n"
                 f"{anew}; a larger trainer.max_steps with trainer.accept_changes=true continues with them"

@@ -189,7 +189,7 @@ def test_a_run_interrupted_in_its_last_step_validates_if_asked(
 ) -> None:
     options = [f"data.val_files={problem_file}", "trainer.val_freq=2", "trainer.leak_probe_size=0"]
     assert interrupted(*options) == 143
-    with pytest.raises(RunFinishedError):
+    with pytest.raises(RunFinishedError, match=r"its last validation, which trainer\.val_only=true makes"):
         run(tiny_run, *options, folder=tmp_path)
     again = run(tiny_run, *options, "trainer.val_only=true", folder=tmp_path)
     assert [row["step"] for row in again.metrics if "val/reward" in row] == [2]
@@ -378,7 +378,7 @@ def test_a_finished_run_says_so_before_any_engine_starts(
     contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main([*tiny_run, *arguments]) == 0
     assert f"{folder}/global_step_1: all 1 steps of this run are done" in caplog.text
-    more = r"all 1 steps of this run are done; raise trainer\.max_steps to add steps"
+    more = r"all 1 steps of this run are done; raise trainer\.max_steps to add steps$"
     with pytest.raises(RunFinishedError, match=more):
         going_on(ONE_STEP)
     caplog.clear()
