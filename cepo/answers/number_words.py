@@ -13,8 +13,8 @@ from cepo.answers.unit_table import counts_things, known_unit
 _SMALL: list[str] = UNITS["small_numbers"].split()
 _TENS: list[str] = UNITS["tens"].split()
 _VALUES = {
-    **{word: number for number, word in enumerate(_SMALL)},
-    **{word: 10 * number for number, word in enumerate(_TENS, start=2)},
+    **dict(zip(_SMALL, range(20), strict=True)),
+    **dict(zip(_TENS, range(20, 100, 10), strict=True)),
 }
 _NUMERALS = "零一二两三四五六七八九十"
 _CHINESE = re.compile(rf"(?P<percent>百分之)?(?P<numerals>[{_NUMERALS}][{_NUMERALS}百千万亿]*)(?P<unit>.*)")
