@@ -96,7 +96,7 @@ class RunPolicy:
                 ending = "raise trainer.max_steps to add steps"
                 validates = self._settings.val_freq > 0 or self._settings.val_before_train
                 if validates and not self.store.is_validated(checkpoint):
-                    ending += ". It ended before its last validation, which trainer.val_only=true makes"
+                    ending += ". The checkpoint was saved before the last validation, which trainer.val_only=true makes"
                 raise RunFinishedError(f"{checkpoint}: all {total_steps} steps of this run are done; {ending}")
             raise CheckpointError(
                 f"all {total_steps} steps of this run are done ({checkpoint}), so these changes would train nothing:{listed}\n"

@@ -189,7 +189,7 @@ def test_a_run_interrupted_in_its_last_step_validates_if_asked(
 ) -> None:
     options = [f"data.val_files={problem_file}", "trainer.val_freq=2", "trainer.leak_probe_size=0"]
     assert interrupted(*options) == 143
-    with pytest.raises(RunFinishedError, match=r"its last validation, which trainer\.val_only=true makes"):
+    with pytest.raises(RunFinishedError, match=r"saved before the last validation, which trainer\.val_only=true makes"):
         run(tiny_run, *options, folder=tmp_path)
     again = run(tiny_run, *options, "trainer.val_only=true", folder=tmp_path)
     assert [row["step"] for row in again.metrics if "val/reward" in row] == [2]
