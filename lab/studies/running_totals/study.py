@@ -53,6 +53,11 @@ class Plan:
     charts_folder: Path = ROOT / "docs" / "images"
 
     @property
+    def val_freq(self) -> int:
+        """After how many steps a run validates; half of the steps if the plan does not say."""
+        return self.written.get("val_freq", self.steps // 2)
+
+    @property
     def config(self) -> Path:
         """The configuration of the world; the plan names it if it is not that of `running_totals`."""
         return ROOT / self.written.get("config", CONFIG)
@@ -167,7 +172,7 @@ class Run:
             f"algorithm.adv_estimator={self.arm.estimator}",
             f"worker.actor.optim.lr={plan.learning_rate}",
             f"trainer.max_steps={plan.steps}",
-            f"trainer.val_freq={plan.steps // 2}",
+            f"trainer.val_freq={plan.val_freq}",
             "trainer.val_before_train=false",
             f"trainer.save_freq={plan.steps // 4}",
             "trainer.save_limit=1",

@@ -35,13 +35,11 @@ def held_out_after(step: int) -> Measure:
 
 
 def measures(plan: Plan) -> dict[str, Measure]:
-    """Returns the plan's measures by their titles, the primary one first."""
-    half = plan.steps // 2
-    return {
-        "rollouts %": rollout_accuracy,
-        f"held out after {half} %": held_out_after(half),
-        f"after {plan.steps} %": held_out_after(plan.steps),
-    }
+    """Returns the plan's measures by their titles: of the rollouts, and of held-out problems after each validation."""
+    first, *later = range(plan.val_freq, plan.steps + 1, plan.val_freq)
+    held_out = {f"held out after {first} %": held_out_after(first)}
+    held_out |= {f"after {step} %": held_out_after(step) for step in later}
+    return {"rollouts %": rollout_accuracy, **held_out}
 
 
 def accuracy_table(plan: Plan, by_arm: ByArm) -> str:
@@ -71,15 +69,20 @@ def interaction(first: Sequence[float], second: Sequence[float]) -> tuple[float,
 
 
 def lines_of_the_test(plan: Plan, by_arm: ByArm) -> list[str]:
-    """Returns the plan's test and its second measure, as lines of a list."""
+    """Returns the plan's tests and its other measures, as lines of a list.
+
+    A plan with tests of several arms names them as `tested`.
+    """
     lines: list[str] = []
-    chosen = plan.arms[plan.written["primary"]]
-    for title, measure in measures(plan).items():
-        found = compared(paired(by_arm[chosen.baseline], by_arm[chosen.name], measure))
-        text = "not run" if found is None else found.text
-        lines.append(f"- {chosen.name} minus {chosen.baseline}, {title.removesuffix(' %')}: {text}")
+    for name in plan.written.get("tested", [plan.written["primary"]]):
+        tested = plan.arms[name]
+        for title, measure in measures(plan).items():
+            found = compared(paired(by_arm[tested.baseline], by_arm[name], measure))
+            text = "not run" if found is None else found.text
+            lines.append(f"- {name} minus {tested.baseline}, {title.removesuffix(' %')}: {text}")
     if plan.written["without_style"] is None:
         return lines
+    chosen = plan.arms[plan.written["primary"]]
     fixed = plan.arms[plan.written["without_style"]]
     both = interaction(
         paired(by_arm[chosen.baseline], by_arm[chosen.name], rollout_accuracy),

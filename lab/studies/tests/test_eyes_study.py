@@ -23,6 +23,8 @@ from lab.support.machine import ROOT
 PLAN = read_plan(eyes.PLAN)
 WRONG = read_plan(eyes.PLAN.with_name("plan_wrong.yaml"))
 """The plan of gates that close on wrong responses alone."""
+EARLY = read_plan(eyes.PLAN.with_name("plan_early.yaml"))
+"""The plan of runs of 12 steps, with tests of two methods."""
 NUMBERS = Problem(addends=(0, 6, 8))
 
 
@@ -71,7 +73,7 @@ def test_rows_have_the_figures_sum_and_their_image(tmp_path: Path) -> None:
         assert image.size == (64, 64)
 
 
-@pytest.mark.parametrize(("plan", "name"), [(plan, name) for plan in (PLAN, WRONG) for name in plan.arms])
+@pytest.mark.parametrize(("plan", "name"), [(plan, name) for plan in (PLAN, WRONG, EARLY) for name in plan.arms])
 def test_every_arm_resolves_and_names_its_data(plan: Plan, name: str, tmp_path: Path) -> None:
     """The model is the toy one, because folders are looked at."""
     world = World(folder=tmp_path, style="free", config=plan.config)

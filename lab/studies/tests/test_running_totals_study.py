@@ -17,6 +17,7 @@ from lab.studies.running_totals.study import World, planned, read_plan, run_all
 from lab.studies.support.compared_runs import Record, by_name_and_seed
 from lab.studies.support.marked_tables import END, start_mark
 from lab.studies.support.paired_test import compared, quantile
+from lab.support.machine import ROOT
 
 PLAN = read_plan()
 
@@ -107,6 +108,23 @@ def test_the_table_pairs_an_arm_with_its_own_baseline() -> None:
     assert cells["gate, one phrasing"][3] == "+1.0"
     assert cells["grpo"][3] == ""
     assert cells["grpo, one phrasing"][3] == ""
+
+
+def test_a_plan_that_validates_at_the_end_alone_tests_each_arm_it_names() -> None:
+    plan = read_plan(ROOT / "lab" / "studies" / "eyes" / "plan_early.yaml")
+    assert list(tables.measures(plan)) == ["rollouts %", "held out after 12 %"]
+    records = [
+        {"arm": arm, "seed": seed, "trained": [trained + 0.1 * seed], "held_out": {"12": 0.5}}
+        for seed in (1, 2)
+        for arm, trained in (("grpo", 0.4), ("visual", 0.5), ("gate on wrong", 0.3))
+    ]
+    lines = tables.lines_of_the_test(plan, by_name_and_seed(records, kind="arm", names=list(plan.arms)))
+    assert [line.partition(", 95 %")[0] for line in lines] == [
+        "- visual minus grpo, rollouts: +10.0 ± 0.0 points",
+        "- visual minus grpo, held out after 12: +0.0 ± 0.0 points",
+        "- gate on wrong minus grpo, rollouts: -10.0 ± 0.0 points",
+        "- gate on wrong minus grpo, held out after 12: +0.0 ± 0.0 points",
+    ]
 
 
 def test_records_and_page_are_written(tmp_path: Path) -> None:
