@@ -81,11 +81,20 @@ class Trainer:
         filtered = self.data.mini_rollout_batch_size if self.algorithm.online_filtering else None
         return filtered or self.data.rollout_batch_size
 
+    @property
+    def _starts_with_validation(self) -> bool:
+        """Whether step 0 is validated, or the checkpoint's step is due and was not: the run was stopped before it."""
+        checkpoint = self.policy.checkpoint
+        if checkpoint is None:
+            return self.settings.val_before_train
+        is_due = self.settings.val_freq > 0 and self._first_step % self.settings.val_freq == 0
+        return is_due and not self.policy.store.is_validated(checkpoint)
+
     def fit(self) -> None:
         """Trains from `state.step` to `total_steps`, with validations and checkpoints at set steps and at the end."""
         with phase("handing the weights to the rollout engine"):
             self.backend.synchronise_rollout()
-        if self.settings.val_only or (self.settings.val_before_train and self._first_step == 0):
+        if self.settings.val_only or self._starts_with_validation:
             self.validate()
         if self.settings.val_only:
             return

@@ -195,6 +195,16 @@ def test_a_run_interrupted_in_its_last_step_validates_if_asked(
     assert [row["step"] for row in again.metrics if "val/reward" in row] == [2]
 
 
+def test_a_run_stopped_before_a_validation_resumes_with_it(
+    interrupted: Interrupted, tiny_run: list[str], tmp_path: Path, problem_file: Path
+) -> None:
+    validated = [f"data.val_files={problem_file}", "trainer.val_freq=2", "trainer.leak_probe_size=0"]
+    options = [*FOUR_STEPS, *validated, "trainer.save_freq=-1"]
+    assert interrupted(*options) == 143
+    resumed = run(tiny_run, *options, folder=tmp_path)
+    assert [row["step"] for row in resumed.metrics if "val/reward" in row] == [2, 4]
+
+
 def damage(folder: Path) -> str:
     """Flips a bit of the last checkpoint; returns what the log says of it."""
     shard = next((folder / "global_step_2" / "actor" / "distributed").glob("*.safetensors"))
