@@ -82,7 +82,13 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     require_usable_torch()
     with opened(with_embedded_world(plan.config), plan.actor, plan.methods.values()) as session:
         work, results = measured(
-            plan.out, session, plan.methods, checkpoint=plan.checkpoint, dry_run=dry_run, **plan.numbers
+            plan.out,
+            session,
+            plan.methods,
+            checkpoint=plan.checkpoint,
+            actor=plan.actor,
+            dry_run=dry_run,
+            **plan.numbers,
         )
         if dry_run:
             return [work, f"time: {time.monotonic() - start:.0f} s"]

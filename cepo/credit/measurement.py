@@ -42,6 +42,7 @@ def measured(
     methods: Mapping[str, Estimator],
     *,
     checkpoint: str | None,
+    actor: Path | None,
     responses: int,
     tokens: int,
     continuations: int,
@@ -49,11 +50,19 @@ def measured(
 ) -> tuple[str, Tree]:
     """Measures at most so many `responses` and `tokens` of each, resumed from the samples in `folder`.
 
-    `continuations` is M, the number per prefix; with 0 only the teachers' knowledge is measured. Returns a line on the
-    work and the results, which are also written; a dry run samples no continuations and has none.
+    `actor` is the checkpoint's folder of trained weights, None for the model's own. `continuations` is M, the number per
+    prefix; with 0 only the teachers' knowledge is measured. Returns a line on the work and the results, which are also
+    written; a dry run samples no continuations and has none.
     """
-    effort = {"num_responses": responses, "num_tokens": tokens, "num_continuations": continuations}
-    claim_folder(folder, {"measures": "credit", "checkpoint": checkpoint, **effort}, session.config)
+    measurement = {
+        "measures": "credit",
+        "checkpoint": checkpoint,
+        "num_responses": responses,
+        "num_tokens": tokens,
+        "num_continuations": continuations,
+        "content_of_data": session.problems.content(),
+    }
+    claim_folder(folder, measurement, session.config, actor=actor)
     seed = session.config.worker.rollout.seed
     rollouts = kept_rollouts(folder, session)
     chosen = chosen_tokens(rollouts, num_responses=responses, num_tokens=tokens, seed=seed)

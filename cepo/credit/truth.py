@@ -31,6 +31,7 @@ from cepo.files.trees import Fields, Tree, leaves
 from cepo.rollout.generator import Generation, GenerationRequest, sampling_seed
 from cepo.run_folder.writing import LineFile, encode_line, write_atomically
 from cepo.terminal.progress import Progress
+from cepo.trainer.checkpoints import written_files
 from cepo.trainer.rollouts import Rollouts
 from cepo.trainer.sampling import request, training_settings
 
@@ -108,14 +109,17 @@ def require_measurement_folder(folder: Path) -> None:
         raise ConfigError(f"--out {folder} does not hold a measurement; give a new folder")
 
 
-def claim_folder(folder: Path, effort: Fields, config: RunConfig) -> None:
+def claim_folder(folder: Path, effort: Fields, config: RunConfig, *, actor: Path | None = None) -> None:
     """Writes the settings that the folder's samples depend on, or compares them with those that the folder has.
+
+    Those of a checkpoint's folder `actor` depend on its files, since a later run writes others in the same place.
 
     Raises `ConfigError` if they differ or the folder holds something else, and `DataError` if they cannot be read.
     """
     worker = config.worker
     settings = {
         **effort,
+        "checkpoint_files": {} if actor is None else written_files(actor),
         "data": dataclasses.asdict(config.data),
         "worker.actor.model": dataclasses.asdict(worker.actor.model),
         "worker.rollout": dataclasses.asdict(worker.rollout),
@@ -161,6 +165,12 @@ def kept_rollouts(folder: Path, session: Session) -> Rollouts:
     problems = session.problems_of(0)
     with read_whole(path):
         rows = list(read_objects(path, within=folder))
+        recorded = [row["prompt_id"] for row in rows]
+        expected = [problem.prompt_id for problem in problems for _ in range(session.config.worker.rollout.n)]
+        if recorded != expected:
+            raise DataError(
+                f"{path} has not the responses to the problems that are measured; give a new folder (--out)"
+            )
         generations: list[Generation] = []
         for row in rows:
             generations.append(Generation.of(row["response_ids"], row["log_probs"], finished=row["finished"]))

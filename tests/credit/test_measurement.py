@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import factories
@@ -29,6 +30,7 @@ from cepo.credit.truth import (
     Truth,
     chosen_tokens,
     claim_folder,
+    kept_rollouts,
     needed_prefixes,
     prefix_of,
 )
@@ -362,3 +364,27 @@ def test_verdicts_by_another_rule_are_not_mixed(tmp_path: Path, change: str) -> 
     claim_folder(tmp_path / "m", {}, load_config(command))
     with pytest.raises(ConfigError, match=f"other settings: {change.partition('=')[0]};"):
         claim_folder(tmp_path / "m", {}, load_config([*command, change]))
+
+
+def test_weights_of_a_later_run_are_not_mixed(tmp_path: Path) -> None:
+    """A run that is started anew writes its checkpoints where those of the earlier one were."""
+    config = load_config(["config=configs/microgeo/base.yaml"])
+    actor = tmp_path / "global_step_2" / "actor"
+    actor.mkdir(parents=True)
+    (actor / "weights").write_text("first")
+    claim_folder(tmp_path / "m", {}, config, actor=actor)
+    claim_folder(tmp_path / "m", {}, config, actor=actor)
+    (actor / "weights").write_text("later")
+    with pytest.raises(ConfigError, match=r"other settings: checkpoint_files\.weights;"):
+        claim_folder(tmp_path / "m", {}, config, actor=actor)
+
+
+@pytest.mark.parametrize("lines", [[], ["0"], ["0", "1"], ["0", "0", "0"]])
+def test_responses_that_are_not_those_of_the_problems_are_refused(tmp_path: Path, lines: list[str]) -> None:
+    """Two responses to problem 0 are measured. With another number, responses would count for other problems."""
+    config = load_config(["config=configs/microgeo/base.yaml", "worker.rollout.n=2"])
+    (tmp_path / "responses.jsonl").write_text("".join(f'{{"prompt_id": "{line}"}}\n' for line in lines))
+    problem = Problem(prompt_id="0", text="", images=(), ground_truth="", solution=None, columns={})
+    session = cast("Any", SimpleNamespace(config=config, problems_of=lambda step: [problem]))
+    with pytest.raises(DataError, match=r"responses\.jsonl has not the responses .*--out"):
+        kept_rollouts(tmp_path, session)
