@@ -13,7 +13,7 @@ import pyarrow.compute
 from cepo.files.safe_files import damaged_as
 from cepo.report.responses import RecordedResponse, ResponseGroup, groups_of
 from cepo.run_folder.layout import IMAGES_FOLDER, ROLLOUTS_FOLDER
-from cepo.run_folder.trace import read_step, recorded_steps
+from cepo.run_folder.trace import read_step, recorded_steps, require_columns
 
 STEP_FILES = f"{ROLLOUTS_FOLDER}/step_*.parquet"
 _LENGTHS = "token_advantages"
@@ -37,8 +37,9 @@ def groups_of_run(folder: Path) -> list[ResponseGroup]:
 
 
 def responses_of_step(file: Path) -> Iterator[RecordedResponse]:
-    """Yields what a step recorded; raises `DataError`: the file is damaged, or lacks columns."""
+    """Yields what a step recorded; raises `DataError`: the file is damaged, or its columns are not those of a trace."""
     table = read_step(file, _COLUMNS)
+    require_columns(table, file, _COLUMNS)
     with damaged_as(file, "cannot be read as rollouts. Remove it to read the rest"):
         lengths = pyarrow.compute.call_function("list_value_length", [table.column(_LENGTHS)]).to_pylist()
         rows = table.drop_columns(_LENGTHS).to_pylist()

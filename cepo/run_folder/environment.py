@@ -15,7 +15,7 @@ import cepo
 from cepo.errors import CepoError
 from cepo.files.safe_files import damaged_as, read_json
 from cepo.files.secrets import masked_argument
-from cepo.files.trees import Tree, is_dict
+from cepo.files.trees import Tree, is_dict, is_list
 from cepo.hardware import num_processors, processor_name, visible_gpus
 from cepo.run_folder.layout import ENVIRONMENT_FILE, RECORDS_FORMAT
 
@@ -32,7 +32,9 @@ def read_environment(run_folder: Path) -> list[Tree]:
         return []
     with damaged_as(path, "is damaged; remove it to go on"):
         entries: list[Any] = read_json(path, list, within=run_folder)
-    formats = [entry.get("format", 1) for entry in entries if is_dict(entry)]
+        if not all(is_dict(entry) and is_list(entry.get("devices", [])) for entry in entries):
+            raise ValueError("an entry describes no start of a run")
+    formats = [entry.get("format", 1) for entry in entries]
     newer = [number for number in formats if not isinstance(number, int) or number > RECORDS_FORMAT]
     if newer:
         raise CepoError(

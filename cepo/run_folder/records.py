@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cepo.errors import DataError, near_path
-from cepo.files.safe_files import damaged_as, read_objects
+from cepo.files.safe_files import read_objects
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.layout import GENERATIONS_FILE, METRICS_FILE
 
 _MOST_RUNS = 8
+LARGEST_STEP = 2**31 - 1
+"""The largest step that a trace can hold."""
 LARGEST_NUMBER = 3.4028235e38
 """The largest number of float32."""
 
@@ -28,18 +30,26 @@ class MetricsRow:
     values: Mapping[str, float]
 
 
-def _metrics_row(line: Fields) -> MetricsRow:
-    if "step" not in line:
-        raise DataError(f"a row of {METRICS_FILE} has no 'step'")
-    with damaged_as(Path(METRICS_FILE), "has a row with a value that is not a number"):
-        numbers = {name: math.nan if value is None else float(value) for name, value in line.items()}
-        step = int(numbers.pop("step"))
-        values = {name: number if abs(number) <= LARGEST_NUMBER else math.nan for name, number in numbers.items()}
-        return MetricsRow(step=step, values=values)
+def _metrics_row(row: Fields) -> MetricsRow:
+    """Returns a row as numbers; raises ValueError if it has anything else, or no step."""
+    step = row.get("step")
+    if type(step) is not int or not 0 <= step <= LARGEST_STEP:
+        raise ValueError(f"'step' must be a whole number from 0 to {LARGEST_STEP:,}")
+    values: dict[str, float] = {}
+    for name, value in row.items():
+        if value is not None and type(value) not in (int, float):
+            raise ValueError(f"{name[:100]!a} must be a number or null")
+        if name != "step":
+            is_finite = value is not None and abs(value) <= LARGEST_NUMBER
+            values[name] = float(value) if is_finite else math.nan
+    return MetricsRow(step=step, values=values)
 
 
 def read_metrics(run_folder: Path) -> list[MetricsRow]:
-    """Returns a run's metrics in order; raises `DataError` if the folder or file is missing or a line is broken."""
+    """Returns a run's metrics in order; raises `DataError` if the folder or file is missing or a line is broken.
+
+    The steps increase from line to line, since two rows of a step, or rows of two runs, would give one curve.
+    """
     if run_folder.is_file():
         raise DataError(f"{run_folder} is a file; give the run folder, {run_folder.parent}")
     path = run_folder / METRICS_FILE
@@ -52,7 +62,16 @@ def read_metrics(run_folder: Path) -> list[MetricsRow]:
         raise DataError(
             f"{path} does not exist, so {run_folder} is not the folder of a run that has begun.{_runs_below(run_folder)}"
         )
-    return [_metrics_row(line) for line in read_objects(path, within=run_folder)]
+    rows: list[MetricsRow] = []
+    for number, line in enumerate(read_objects(path, within=run_folder), 1):
+        try:
+            row = _metrics_row(line)
+            if rows and row.step <= rows[-1].step:
+                raise ValueError(f"step {row.step} comes after step {rows[-1].step}")
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: {error}. Remove that line to read the rest") from error
+        rows.append(row)
+    return rows
 
 
 def _runs_below(folder: Path) -> str:
@@ -75,6 +94,8 @@ def read_generations(run_folder: Path) -> Iterator[Tree]:
         wrong = [name for name, kind in fields.items() if not isinstance(row.get(name), kind)]
         if not wrong and not abs(row["accuracy"]) <= LARGEST_NUMBER:
             wrong = ["accuracy"]
+        if not isinstance(row.get("sample", 0), int):
+            wrong.append("sample")
         if wrong:
             raise DataError(f"{path}: a sample has no valid {wrong[0]}. Remove the file to read the rest")
         yield row

@@ -25,6 +25,7 @@ from cepo.errors import DataError
 from cepo.files.safe_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.layout import IMAGES_FOLDER, ROLLOUTS_FOLDER
+from cepo.run_folder.records import LARGEST_NUMBER
 from cepo.run_folder.writing import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -36,13 +37,14 @@ _REFERENCE = "reference_"
 _LOG_PROBS = "log_probs_"
 _INDEX = pyarrow.int32()
 _TEXT = pyarrow.string()
+_SCORE = pyarrow.float64()
 _NUMBERS = pyarrow.list_(pyarrow.float32())
 _OF_PROMPT = ("prompt_id", "problem", "ground_truth")
 _OF_ROLLOUT = {
     "response": _TEXT,
     "finished": pyarrow.bool_(),
-    "reward": pyarrow.float64(),
-    "accuracy": pyarrow.float64(),
+    "reward": _SCORE,
+    "accuracy": _SCORE,
     "token_ids": pyarrow.list_(_INDEX),
     "tokens": pyarrow.list_(_TEXT),
     "token_advantages": _NUMBERS,
@@ -218,7 +220,10 @@ def _group_record(file: Path, number: int, rows: Sequence[Fields]) -> GroupRecor
         fields = {name: row[name] for name in _OF_ROLLOUT}
         log_probs = _by_view(row, _LOG_PROBS)
         references = _by_view(row, _REFERENCE)
-        rollouts.append(RolloutRecord(**fields, log_probs=log_probs, references=references))
+        try:
+            rollouts.append(RolloutRecord(**fields, log_probs=log_probs, references=references))
+        except DataError as error:
+            raise DataError(f"{file}: {error}. Remove the file to read the rest") from error
     return GroupRecord(
         step=first_row["step"],
         number=number,
@@ -248,8 +253,8 @@ def _checked_tables(run_folder: Path) -> Iterator[tuple[Path, Any]]:
             raise DataError(
                 f"{file} has trace version {version[:20].decode(errors='replace')}, but this cepo reads version {TRACE_VERSION}"
             )
-        _require_columns(table, file)
-        yield file, table
+        require_columns(table, file)
+        yield file, table.replace_schema_metadata(None)  # which could name other columns for pandas
 
 
 def read_step(file: Path, columns: Sequence[str] | None = None) -> Any:
@@ -268,10 +273,15 @@ def read_parquet(file: Any, columns: Sequence[str] | None = None) -> Any:
     return pyarrow.parquet.read_table(file, columns=columns, use_threads=False, pre_buffer=False)
 
 
-def _require_columns(table: Any, file: Path) -> None:
-    """Rejects a table with missing columns, wrong types, or null values where none are allowed."""
+def require_columns(table: Any, file: Path, names: Collection[str] | None = None) -> None:
+    """Rejects a table with missing columns, wrong types, values that no run records, or nulls where none are allowed.
+
+    `names` are the columns to look at, by default all of a trace.
+    """
     views = [name.removeprefix(_LOG_PROBS) for name in table.column_names if name.startswith(_LOG_PROBS)]
     for column in _schema(views):
+        if names is not None and column.name not in names:
+            continue
         values = table.column(column.name) if column.name in table.column_names else None
         if values is None or values.type != column.type:
             problem = "is missing" if values is None else f"has the type {values.type}, not {column.type}"
@@ -279,6 +289,10 @@ def _require_columns(table: Any, file: Path) -> None:
             problem = "has no value in some rows"
         elif pyarrow.types.is_list(column.type) and any(part.flatten().null_count for part in values.chunks):
             problem = "has lists with no value at some places"
+        elif column.name == "step" and any(value != _step_of(file) for value in values.to_pylist()):
+            problem = "has another step than the file's name"
+        elif column.type == _SCORE and not all(abs(value) <= LARGEST_NUMBER for value in values.to_pylist()):
+            problem = "has a number that is not finite in float32"
         else:
             continue
         raise DataError(f"{file}: the column '{column.name}' {problem}. Remove the file to read the rest")
@@ -320,9 +334,15 @@ def _delete(file: Path) -> None:
 
 def recorded_steps(run_folder: Path) -> Iterator[tuple[int, Path]]:
     for file in sorted((run_folder / ROLLOUTS_FOLDER).glob("step_*.parquet")):
-        number = file.stem.removeprefix("step_")
-        if number.isdecimal():
-            yield int(number), file
+        step = _step_of(file)
+        if step is not None:
+            yield step, file
+
+
+def _step_of(file: Path) -> int | None:
+    """Returns the step in the name of a trace's file, 1 or more; None for another name."""
+    number = file.stem.removeprefix("step_")
+    return int(number) if number.isdecimal() and int(number) > 0 else None
 
 
 def _utf8(text: str) -> str:
