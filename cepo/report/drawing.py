@@ -82,18 +82,20 @@ class Chart:
 
 def save_figure(charts: Sequence[Chart], path: Path) -> Path:
     """Draws the charts as panels into a PNG, PDF or SVG file, chosen by its extension; returns the path."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     columns = min(_MOST_COLUMNS, len(charts)) or 1
     rows = -(-len(charts) // columns) or 1
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(width * columns, height * rows), dpi=150, layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, chart in itertools.zip_longest(panels, charts):
-        if chart is None:
-            axes.set_axis_off()
-        else:
-            _draw(chart, axes)
+    with rc_context({"text.parse_math": False}):  # a name of a metric or a setting may have dollars
+        figure = Figure(figsize=(width * columns, height * rows), dpi=150, layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False).flat
+        for axes, chart in itertools.zip_longest(panels, charts):
+            if chart is None:
+                axes.set_axis_off()
+            else:
+                _draw(chart, axes)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path

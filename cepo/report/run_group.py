@@ -6,11 +6,11 @@ The same is all that can change training, apart from seeds, names, paths and log
 from __future__ import annotations
 
 import filecmp
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 
 from cepo.algorithms.registry import METHODS
@@ -18,6 +18,8 @@ from cepo.config.listing import REQUIRED, settings_of
 from cepo.files.trees import leaves
 from cepo.report.recorded_run import COUNTS, RunData, as_yaml
 from cepo.report.score_tables import Cell
+from cepo.run_folder.layout import CONFIG_FILE
+from cepo.run_folder.own_records import is_own_record
 
 METHOD = "algorithm.adv_estimator"
 UNSET = "not set"
@@ -136,7 +138,7 @@ def _quantile(degrees_of_freedom: int) -> float:
 
 def differing_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
     """Returns the settings in which the runs differ, in alphabetical order."""
-    keys = sorted(set(chain.from_iterable(configs)))
+    keys = sorted(set(itertools.chain.from_iterable(configs)))
     return [key for key in keys if _differs(key, configs)]
 
 
@@ -144,7 +146,7 @@ def configs_of(runs: Sequence[RunData]) -> list[dict[str, str]]:
     """Returns the settings of each run as text, with defaults.
 
     A relative path is spelled as another run spells it in full, and a data file as the first run does that read one of the
-    same content.
+    same content. Only the files that this user's own runs name are opened.
     """
     defaults: dict[str, str] = {}
     for setting in settings_of():
@@ -159,9 +161,11 @@ def configs_of(runs: Sequence[RunData]) -> list[dict[str, str]]:
             longer = [other_config[key] for other_config in configs if other_config.get(key, "").endswith(f"/{value}")]
             if longer:
                 config[key] = longer[0]
+    are_own = [is_own_record(run.folder / CONFIG_FILE) for run in runs]
+    own_configs = list(itertools.compress(configs, are_own))
     for key in _DATA_FILES:
         files: list[str] = []
-        for config in configs:
+        for config in own_configs:
             file = config.get(key)
             if file is None:
                 continue

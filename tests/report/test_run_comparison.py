@@ -15,6 +15,7 @@ from run_folders import report_pixels, validated, write_run
 from cepo.commands.cli import main
 from cepo.errors import DataError
 from cepo.report.compare import compare_runs
+from cepo.report.page import save_curves
 from cepo.report.score_tables import Cell, write_table
 
 RATE = "worker:\n  actor:\n    optim:\n      lr: {}\n"
@@ -215,6 +216,31 @@ def test_one_data_set_in_two_folders_is_one_setting(tmp_path: Path) -> None:
     assert [len(setting.runs) for setting in compare_runs(folders).settings] == [2, 1]
     (tmp_path / "data1" / "train.jsonl").unlink()
     assert [len(setting.runs) for setting in compare_runs(folders).settings] == [1, 1, 1]
+
+
+def test_no_file_is_opened_because_a_strangers_run_names_it(tmp_path: Path) -> None:
+    """Both files have one content. A record that has been changed is none of the user's own runs."""
+    folders: list[Path] = []
+    for number in range(2):
+        data = tmp_path / f"data{number}.jsonl"
+        data.write_text("a\n", encoding="utf-8")
+        extra = f"data:\n  train_files: {data}\n"
+        folders.append(method_run(tmp_path / f"r{number}", "cepo", number, (0.3, 0.4), extra))
+    assert [len(setting.runs) for setting in compare_runs(folders).settings] == [2]
+    with (folders[1] / "config.yaml").open("a", encoding="utf-8") as record:
+        record.write("# changed\n")
+    assert list(compare_runs(folders).differing) == ["data.train_files"]
+
+
+def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path: Path) -> None:
+    """As mathematics it would be an error."""
+    runs = [
+        write_run(tmp_path / name, [(step, {r"reward/$\frac$": 0.5}) for step in (1, 2)], config=config)
+        for name, config in (("a", "algorithm: {adv_estimator: cepo}"), ("b", "algorithm: {adv_estimator: grpo}"))
+    ]
+    save_curves(runs[0], tmp_path / "curves.svg")
+    assert r"$\frac$" in (tmp_path / "curves.svg").read_text("utf-8")
+    assert main(["compare", *map(str, runs), "--out", str(tmp_path / "both.svg")]) == 0
 
 
 def test_runs_that_differ_much_are_numbered_and_fit_80_columns(
