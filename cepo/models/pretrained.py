@@ -315,9 +315,7 @@ def write_quantization(model: Any, folder: Path) -> None:
         (folder / QUANTIZATION_CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
-_QUANTIZATION_SETTINGS = (
-    "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype",
-)  # fmt: skip
+_QUANTIZATION_SETTINGS = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
 """What differs between 4-bit bases."""
 
 
@@ -334,7 +332,8 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
 
     try:
         settings = read_json(path, dict, within=folder)
-        return BitsAndBytesConfig(**{name: settings[name] for name in _QUANTIZATION_SETTINGS})
+        recorded = {name: settings[name] for name in _QUANTIZATION_SETTINGS}
+        return BitsAndBytesConfig(load_in_4bit=True, **recorded)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read as settings of a 4-bit base: {error}") from error
 

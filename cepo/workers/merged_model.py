@@ -118,15 +118,17 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
         model = _with_adapter_merged(model, _adapter_in(actor))
     else:
         _load_shards(model, actor / SHARDS)
+    model = model.to(written_dtype)
     infinite = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
     if infinite:
         raise CheckpointError(
-            f"{actor} gives weights that are not finite, such as {infinite[0]}; give an earlier checkpoint"
+            f"{actor} gives weights that are not finite in {written_dtype}, such as {infinite[0]}; give an earlier checkpoint, "
+            "or --dtype"
         )
     logger.info("writing %s in %s", out, written_dtype)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    _write(model.to(written_dtype), partial, base, written_dtype)
+    _write(model, partial, base, written_dtype)
     processing.save(partial)
     if out.exists():
         out.rmdir()
@@ -168,7 +170,12 @@ def _adapter_in(folder: Path) -> Path:
 def _declared_dtype(base: BaseModel) -> torch.dtype:
     config: Any = pretrained.read_config(base.path, trust_remote_code=base.trust_remote_code)
     # Some checkpoints declare the type in their text part alone, or not at all.
-    return config.dtype or config.get_text_config().dtype or torch.float32
+    declared = config.dtype or config.get_text_config().dtype or torch.float32
+    if declared not in (torch.bfloat16, torch.float16, torch.float32):
+        raise CheckpointError(
+            f"the base model '{base.path}' declares its weights in {declared}; choose a type with --dtype"
+        )
+    return declared
 
 
 def _with_adapter_merged(model: Any, folder: Path) -> Any:
@@ -180,7 +187,7 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
     try:
         wrapped: Any = get_peft_model(model, LoraConfig(**settings), autocast_adapter_dtype=False)
         result: Any = set_peft_model_state_dict(wrapped, dict(adapter.tensors))
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, LookupError) as error:
         raise CheckpointError(f"the adapter {folder} does not fit this base model: {error}") from error
     # PEFT ignores unknown names and leaves missing adapter weights at zero, so the base would be written unchanged.
     absent = [name for name in result.missing_keys if ".lora_" in name or ".modules_to_save." in name]
@@ -229,7 +236,7 @@ def _untrained(model: Any, weights: Mapping[str, torch.Tensor], saved_names: Col
 def _require_none(names: Iterable[str], complaint: str) -> None:
     own_names = sorted(name.removeprefix(_TRAINED) for name in names)
     if own_names:
-        examples = ", ".join(own_names[:3])
+        examples = ", ".join(name[:200] for name in own_names[:3])
         if len(own_names) > 3:
             examples += ", ..."
         raise CheckpointError(
@@ -332,9 +339,15 @@ def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
         if is_set:
             foreign.append(name)
     if foreign:
-        raise ValueError(f"{ADAPTER_CONFIG} has settings that cepo does not read: {', '.join(foreign)}")
+        names = ", ".join(name[:100] for name in foreign[:5])
+        raise ValueError(
+            f"{ADAPTER_CONFIG} has settings that cepo does not read: {names}; if you trust it, merge it with PEFT itself"
+        )
     known_settings = {name: recorded[name] for name in _AdapterSettings.model_fields if name in recorded}
     _AdapterSettings.model_validate(known_settings)
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{ADAPTER_WEIGHTS} has {name[:200]!a} in {tensor.dtype}, which is no type of weights")
     layers = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in tensors if ".lora_" in name}
     if not layers:
         raise ValueError(f"{ADAPTER_WEIGHTS} has no adapter")
