@@ -10,7 +10,7 @@ from typing import Any, get_args
 from cepo.algorithms import settings
 from cepo.algorithms.base import BatchField, Estimator
 from cepo.errors import ConfigError, near_path
-from cepo.files.trees import Fields, Tree
+from cepo.files.trees import Fields, Tree, is_mapping
 from cepo.losses import available_losses
 from cepo.sections.reader import read_section
 from cepo.sections.registry import Registry
@@ -60,7 +60,10 @@ def path_of(name: str) -> str:
 
 def section_of(name: str, algorithm: Fields) -> Tree:
     """Returns the settings that the method reads, for `build_config`, out of a configuration's section `algorithm`."""
-    return METHODS.settings_of(name, shared=algorithm, own=algorithm.get(name) or {})
+    own = algorithm.get(name) or {}
+    if not is_mapping(own):
+        raise ConfigError(f"algorithm.{name} must be a mapping of keys to values, got {own!r:.100}.")
+    return METHODS.settings_of(name, shared=algorithm, own=own)
 
 
 def build_config(name: str, mapping: Fields | None) -> Any:

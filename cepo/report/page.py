@@ -95,7 +95,7 @@ def _clocks(run: RunData) -> dict[str, dict[int, float]]:
         clock = {0: 0.0}
         total = 0.0
         for step, value in values_by_step.items():
-            total += value / unit
+            total += value / unit if math.isfinite(value) else 0.0
             clock[step] = total
         clocks[name] = clock
     return clocks

@@ -31,6 +31,9 @@ COUNTS = {
 }
 """Of an accuracy, the metric with the number of its samples."""
 
+_KINDS = (int | float, Mapping)
+"""The kinds of settings of which more than the text is read."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
@@ -104,11 +107,25 @@ class RunData:
         return pandas.DataFrame(list(read_generations(self.folder)))
 
     def setting(self, key: str, default: object = None) -> Any:
-        """Returns the value of a dotted key of the configuration, or the default if it is missing or None."""
+        """Returns the value of a dotted key of the configuration, or the default if it is missing or None.
+
+        Raises `DataError` if the default is a number or a mapping, and the value is none.
+        """
         node: object = self.config
         for part in key.split("."):
             node = node.get(part) if isinstance(node, Mapping) else None
-        return default if node is None else node
+        if node is None:
+            return default
+        kind = next((kind for kind in _KINDS if isinstance(default, kind)), object)
+        if not isinstance(node, kind):
+            raise self.wrong_setting(f"{key} is {written(node)[:100]}, which no run records")
+        return node
+
+    def wrong_setting(self, fault: str) -> DataError:
+        """Returns the error for a configuration that no run has written."""
+        return DataError(
+            f"{self.folder / CONFIG_FILE}: {fault.rstrip('.')}. Correct it, or remove the file to read the rest"
+        )
 
     @cached_property
     def curves(self) -> dict[str, dict[int, float]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms import Estimator, available_estimators, build_estimator, section_of
 from cepo.algorithms.teacher_contexts import TeacherContexts, possible_rows, teacher_contexts_of
+from cepo.errors import ConfigError
 from cepo.report.recorded_run import RunData
 from cepo.run_folder.trace import GroupRecord, RolloutRecord
 from cepo.types import ImageReference, Reference, Rollout, RolloutGroup
@@ -28,12 +29,15 @@ def comparable_methods(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[
     """Yields the registered methods that can be computed from the recorded groups of a step, with the run's settings.
 
     Left out is a method that reads what the trace lacks: a critic, a greedy response, the whole vocabulary, a view that
-    was not recorded, or one that the run's own method fills otherwise.
+    was not recorded, or one that the run's own method fills otherwise. Raises `DataError` for settings that no method has.
     """
     recorded_views = set(groups[0].rollouts[0].log_probs)
     smallest_group = min(len(group.rollouts) for group in groups)
     settings = run.setting("algorithm", {})
-    methods = {name: build_estimator(name, section_of(name, settings)) for name in available_estimators()}
+    try:
+        methods = {name: build_estimator(name, section_of(name, settings)) for name in available_estimators()}
+    except ConfigError as error:
+        raise run.wrong_setting(str(error)) from error
     own_method = methods.get(run.estimator)  # None if it belongs to a plug-in that is not loaded
     recorded = _RecordedStep.of(run, groups)
     for name, method in methods.items():

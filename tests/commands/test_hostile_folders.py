@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import json_files
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -23,6 +26,7 @@ from safetensors.torch import save_file
 
 from cepo.commands.cli import main
 from cepo.config import load_config
+from cepo.config.worker_schema import FloatType
 from cepo.credit.truth import claim_folder
 from cepo.errors import CepoError, CheckpointError
 from cepo.evaluation.tasks import adapter_of
@@ -123,6 +127,11 @@ REPORTED: dict[str, Attack] = {
     "steps from elsewhere": link("rollouts", "victim/rollouts"),
     "images from elsewhere": link("images", "victim"),
     "text that is not UTF-8": trace(not_utf8),
+    "a temperature of text": text("config.yaml", "worker: {rollout: {temperature: hot}}"),
+    "a seed of text": text("config.yaml", "trainer: {seed: [1]}"),
+    "methods in a list": text("config.yaml", "algorithm: [1]"),
+    "a section of a number": text("config.yaml", "algorithm: {adv_estimator: cepo, weight: 5}"),
+    "a method of a number": text("config.yaml", "algorithm: {adv_estimator: cepo, sdpo: 5}"),
     "an EPS image": picture(EPS),
     "an image that is text": picture(SECRET.encode()),
 }  # fmt: skip
@@ -130,6 +139,7 @@ SHOWN: dict[str, Attack] = {
     "a step without a number": text("rollouts/step_x.parquet", "x"),
     "markup in the method's name": text("config.yaml", "algorithm: {adv_estimator: '[/]'}"),
     "markup in every key": text("config.yaml", "'[/b]': {'[link=file:///]': '[bold]'}"),
+    "times that are not finite": text("metrics.jsonl", '{"step": 1, "timing_s/step": NaN, "tokens/generate": null}\n'),
     "counts that are not finite": text("metrics.jsonl", '{"step": 0, "val/accuracy": NaN, "val/num_samples": NaN}\n'),
 }
 
@@ -185,7 +195,9 @@ def test_a_report_refuses_a_hostile_folder(
 def test_a_report_shows_odd_text_as_text(folder: Path, name: str) -> None:
     SHOWN[name](folder)
     assert main(["report", str(folder)]) == 0
-    assert (folder / "report.html").exists()
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    for data in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page):
+        json.loads(data, parse_constant=pytest.fail)  # NaN is none of JSON's numbers, and a browser's script would end
 
 
 def test_no_control_character_of_a_name_reaches_the_terminal(
@@ -351,6 +363,42 @@ def test_an_adapter_that_means_something_else_is_refused(tmp_path: Path, name: s
     refused_adapter(actor, tmp_path / "out", words)
 
 
+@pytest.mark.parametrize("kind", ["int8", "complex64", "float8_e4m3fn"])
+def test_a_base_in_a_type_of_no_training_asks_for_one(tmp_path: Path, kind: str) -> None:
+    base = shutil.copytree(ASSETS, tmp_path / "base")
+    json_files.merge(base / "config.json", {"dtype": kind})
+    actor = write_checkpoint(tmp_path / "run") / "actor"
+    factors = {f"{LAYER}.lora_{part}.weight": torch.ones(shape) for part, shape in (("A", (4, 128)), ("B", (128, 4)))}
+    adapter(actor, factors)
+    with pytest.raises(CheckpointError, match=f"declares its weights in torch.{kind}; choose a type with --dtype"):
+        merge_checkpoint(actor, tmp_path / "out", BaseModel(path=str(base)))
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int64, torch.bool, torch.complex64])
+def test_an_adapter_of_no_weights_is_refused(tmp_path: Path, kind: torch.dtype) -> None:
+    """PEFT would convert them: numbers of 8 bits without their scales, and complex ones without their second part."""
+    actor = write_checkpoint(tmp_path / "run") / "actor"
+    adapter(actor, {f"{LAYER}.lora_{part}.weight": torch.ones(4, 4, dtype=kind) for part in "AB"})
+    refused_adapter(actor, tmp_path / "out", rf"q_proj\.lora_A\.weight' in {kind}, which is no type of weights")
+
+
+def test_a_module_without_its_saved_weights_is_refused(tmp_path: Path) -> None:
+    actor = write_checkpoint(tmp_path / "run") / "actor"
+    adapter(actor, {f"{LAYER}.lora_A.weight": torch.ones(4, 128)}, modules_to_save=["lm_head"])
+    with pytest.raises(CheckpointError, match=r"does not fit this base model: .*lm_head"):
+        merge_checkpoint(actor, tmp_path / "out", BaseModel(path=str(ASSETS)))
+
+
+def test_a_message_names_few_of_many_settings(tmp_path: Path) -> None:
+    actor = write_checkpoint(tmp_path / "run") / "actor"
+    adapter(
+        actor, {f"{LAYER}.lora_A.weight": torch.ones(4, 4)}, **{f"{'x' * 1000}{number}": 1 for number in range(1000)}
+    )
+    with pytest.raises(CheckpointError, match=r"settings that cepo does not read: x{100}, x{100}") as caught:
+        adapter_of(actor)
+    assert len(str(caught.value)) < 2000
+
+
 QUANTIZATION = {
     "load_in_4bit": True,
     "bnb_4bit_quant_type": "nf4",
@@ -361,9 +409,12 @@ QUANTIZATION = {
 
 def test_settings_of_a_quantised_base_are_a_list(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="a base in 4 bits needs bitsandbytes")
-    (tmp_path / "quantization_config.json").write_text(json.dumps(QUANTIZATION | {"llm_int8_threshold": "x"}))
+    (tmp_path / "quantization_config.json").write_text(
+        json.dumps(QUANTIZATION | {"llm_int8_threshold": "x", "load_in_4bit": False})
+    )
     settings = read_quantization(tmp_path)
     assert settings is not None
+    assert settings.load_in_4bit
     assert settings.bnb_4bit_compute_dtype is torch.bfloat16
     (tmp_path / "quantization_config.json").write_text(json.dumps(QUANTIZATION | {"bnb_4bit_compute_dtype": "load"}))
     with pytest.raises(CheckpointError, match="cannot be read as settings of a 4-bit base"):
@@ -380,8 +431,9 @@ def test_an_adapter_with_a_pattern_has_the_layers_of_its_tensors(tmp_path: Path)
     assert ENDLESS not in merged_adapter.adapter_config.values()
 
 
-def test_a_merge_writes_no_weights_that_are_not_finite(tmp_path: Path) -> None:
-    """The scale of this adapter is beyond float32."""
+@pytest.mark.parametrize(("scale", "dtype"), [(1e308, None), (1e6, "fp16")])
+def test_a_merge_writes_no_weights_that_are_not_finite(tmp_path: Path, scale: float, dtype: FloatType | None) -> None:
+    """The scale of this adapter is beyond float32, or gives weights beyond fp16, whose largest number is 65,504."""
     model = load_model(str(ASSETS), dtype=torch.float32, trust_remote_code=False, override_config={})
     weight = model.get_parameter(LAYER.removeprefix("base_model.model.") + ".weight")
     actor = write_checkpoint(tmp_path / "run") / "actor"
@@ -390,9 +442,11 @@ def test_a_merge_writes_no_weights_that_are_not_finite(tmp_path: Path) -> None:
         f"{LAYER}.lora_A.weight": torch.ones(4, num_inputs),
         f"{LAYER}.lora_B.weight": torch.ones(num_outputs, 4),
     }
-    adapter(actor, factors, lora_alpha=1e308)
-    with pytest.raises(CheckpointError, match=r"gives weights that are not finite, such as .*q_proj"):
-        merge_checkpoint(actor, tmp_path / "out", BaseModel(path=str(ASSETS)))
+    adapter(actor, factors, lora_alpha=scale)
+    with pytest.raises(
+        CheckpointError, match=r"gives weights that are not finite in torch\.float\d+, such as .*q_proj"
+    ):
+        merge_checkpoint(actor, tmp_path / "out", BaseModel(path=str(ASSETS)), dtype=dtype)
     assert not (tmp_path / "out").exists()
 
 
