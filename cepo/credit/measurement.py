@@ -54,15 +54,9 @@ def measured(
     prefix; with 0 only the teachers' knowledge is measured. Returns a line on the work and the results, which are also
     written; a dry run samples no continuations and has none.
     """
-    measurement = {
-        "measures": "credit",
-        "checkpoint": checkpoint,
-        "num_responses": responses,
-        "num_tokens": tokens,
-        "num_continuations": continuations,
-        "content_of_data": session.problems.content(),
-    }
-    claim_folder(folder, measurement, session.config, actor=actor)
+    effort = {"num_responses": responses, "num_tokens": tokens, "num_continuations": continuations}
+    sources = {"measures": "credit", "checkpoint": checkpoint, "content_of_data": session.problems.content()}
+    claim_folder(folder, sources | effort, session.config, actor=actor)
     seed = session.config.worker.rollout.seed
     rollouts = kept_rollouts(folder, session)
     chosen = chosen_tokens(rollouts, num_responses=responses, num_tokens=tokens, seed=seed)

@@ -380,7 +380,7 @@ def test_weights_of_a_later_run_are_not_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [[], ["0"], ["0", "1"], ["0", "0", "0"]])
-def test_responses_that_are_not_those_of_the_problems_are_refused(tmp_path: Path, lines: list[str]) -> None:
+def test_responses_to_other_problems_are_refused(tmp_path: Path, lines: list[str]) -> None:
     """Two responses to problem 0 are measured. With another number, responses would count for other problems."""
     config = load_config(["config=configs/microgeo/base.yaml", "worker.rollout.n=2"])
     (tmp_path / "responses.jsonl").write_text("".join(f'{{"prompt_id": "{line}"}}\n' for line in lines))
