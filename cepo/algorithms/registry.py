@@ -60,7 +60,7 @@ def path_of(name: str) -> str:
 
 def section_of(name: str, algorithm: Fields) -> Tree:
     """Returns the settings that the method reads, for `build_config`, out of a configuration's section `algorithm`."""
-    own = algorithm.get(name) or {}
+    own: object = algorithm.get(name) or {}
     if not is_mapping(own):
         raise ConfigError(f"algorithm.{name} must be a mapping of keys to values, got {own!r:.100}.")
     return METHODS.settings_of(name, shared=algorithm, own=own)

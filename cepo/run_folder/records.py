@@ -37,11 +37,11 @@ def _metrics_row(row: Fields) -> MetricsRow:
         raise ValueError(f"'step' must be a whole number from 0 to {LARGEST_STEP:,}")
     values: dict[str, float] = {}
     for name, value in row.items():
-        if value is not None and type(value) not in (int, float):
+        number = math.nan if value is None else value
+        if type(number) not in (int, float):
             raise ValueError(f"{name[:100]!a} must be a number or null")
         if name != "step":
-            is_finite = value is not None and abs(value) <= LARGEST_NUMBER
-            values[name] = float(value) if is_finite else math.nan
+            values[name] = float(number) if abs(number) <= LARGEST_NUMBER else math.nan
     return MetricsRow(step=step, values=values)
 
 
