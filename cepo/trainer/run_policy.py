@@ -87,17 +87,18 @@ class RunPolicy:
             self._require_continuation(checkpoint, total_steps)
 
     def _require_continuation(self, checkpoint: Path, total_steps: int) -> None:
-        """Checks that steps are left, and that the settings which decide what is trained are those of the checkpoint."""
+        """Checks that steps or the last validation are left, and that what decides training is as in the checkpoint."""
         changes = self.store.changes(checkpoint)
         listed = "".join(f"\n  {change}" for change in changes)
         anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts a new run"
         if self.state.step >= total_steps and not self._settings.val_only:
             if not changes:
-                ending = "raise trainer.max_steps to add steps"
                 validates = self._settings.val_freq > 0 or self._settings.val_before_train
                 if validates and not self.store.is_validated(checkpoint):
-                    ending += ". The checkpoint was saved before the last validation, which trainer.val_only=true makes"
-                raise RunFinishedError(f"{checkpoint}: all {total_steps} steps of this run are done; {ending}")
+                    return  # the run was stopped before its last validation
+                raise RunFinishedError(
+                    f"{checkpoint}: all {total_steps} steps of this run are done; raise trainer.max_steps to add steps"
+                )
             raise CheckpointError(
                 f"all {total_steps} steps of this run are done ({checkpoint}), so these changes would train nothing:{listed}\n"
                 f"{anew}; a larger trainer.max_steps with trainer.accept_changes=true continues with them"

@@ -93,7 +93,7 @@ def a_worker_that_has_died(folder: Path) -> None:
 
 
 def a_run_whose_steps_are_all_done(folder: Path) -> None:
-    (folder / STATE_FILE).write_text(json.dumps({"format": 2, "state": {"step": 3}}))
+    (folder / STATE_FILE).write_text(json.dumps({"format": 2, "state": {"step": 3}, "val_reward_score": 0.5}))
     (folder / FILES_FILE).write_text(json.dumps(written_files(folder)))
     policy = RunPolicy(TrainerConfig(load_checkpoint_path=str(folder)), identity={})
     policy.choose_start(data="", total_steps=3, kl_coefficient=0.0)

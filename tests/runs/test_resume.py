@@ -184,15 +184,17 @@ def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
     assert not list(tmp_path.glob("global_step_*"))
 
 
-def test_a_run_interrupted_in_its_last_step_validates_if_asked(
-    interrupted: Interrupted, tiny_run: list[str], tmp_path: Path, problem_file: Path
+@pytest.mark.parametrize("val_freq", [2, 5])
+def test_a_run_stopped_before_its_last_validation_makes_it(
+    interrupted: Interrupted, tiny_run: list[str], tmp_path: Path, problem_file: Path, val_freq: int
 ) -> None:
-    options = [f"data.val_files={problem_file}", "trainer.val_freq=2", "trainer.leak_probe_size=0"]
+    """A run validates at its end, whether its last step is a multiple of `val_freq` or not; then it is finished."""
+    options = [f"data.val_files={problem_file}", f"trainer.val_freq={val_freq}", "trainer.leak_probe_size=0"]
     assert interrupted(*options) == 143
-    with pytest.raises(RunFinishedError, match=r"saved before the last validation, which trainer\.val_only=true makes"):
-        run(tiny_run, *options, folder=tmp_path)
-    again = run(tiny_run, *options, "trainer.val_only=true", folder=tmp_path)
+    again = run(tiny_run, *options, folder=tmp_path)
     assert [row["step"] for row in again.metrics if "val/reward" in row] == [2]
+    with pytest.raises(RunFinishedError, match="all 2 steps of this run are done; raise"):
+        run(tiny_run, *options, folder=tmp_path)
 
 
 def test_a_run_stopped_before_a_validation_resumes_with_it(
