@@ -272,6 +272,11 @@ class TrainerConfig:
     """Seed of the run: of the order of rows, of sampling, and of everything that has no seed of its own."""
 
     @property
+    def validates_at_the_end(self) -> bool:
+        """Whether the weights of the run's last step are validated."""
+        return self.val_freq > 0 or self.val_before_train
+
+    @property
     def num_devices(self) -> int:
         """The number of devices of the whole run; without GPUs, the number of worker processes."""
         return self.nnodes * self.n_gpus_per_node

@@ -118,7 +118,7 @@ class Trainer:
             if self.policy.is_save_due and self.state.step < self.total_steps:
                 self.save()
         if self.total_steps > 0:
-            if settings.val_freq > 0 or settings.val_before_train:
+            if settings.validates_at_the_end:
                 self.validate()
             self.save(is_last=True)
 

@@ -93,8 +93,7 @@ class RunPolicy:
         anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts a new run"
         if self.state.step >= total_steps and not self._settings.val_only:
             if not changes:
-                validates = self._settings.val_freq > 0 or self._settings.val_before_train
-                if validates and not self.store.is_validated(checkpoint):
+                if self._settings.validates_at_the_end and not self.store.is_validated(checkpoint):
                     return  # the run was stopped before its last validation
                 raise RunFinishedError(
                     f"{checkpoint}: all {total_steps} steps of this run are done; raise trainer.max_steps to add steps"
